@@ -1,0 +1,56 @@
+"""Proof that training reached its planned end: read from what the trainer itself left on disk, never from an exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.identity import differences
+from launcher.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, parse_manifest
+from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
+
+
+def proof_of_completion(output_dir: Path) -> str | None:
+    """None when it is proven; else what is missing.
+
+    Needed: `final/` is whole; its manifest says step == planned steps; the newest checkpoint is whole, of that step, and the
+    trainer's own state in it says the same.
+    """
+    final = read_final(output_dir)
+    if final is None:
+        return f"{output_dir / 'final'} is not there or not whole"
+    if final.planned_steps is None or final.step < final.planned_steps:
+        return f"final/ is of step {final.step} of {final.planned_steps}"
+    checkpoints = list_checkpoints(output_dir)
+    if not checkpoints or checkpoints[0][0] != final.step:
+        return f"the last checkpoint is not of step {final.step}"
+    step, path = checkpoints[0]
+    verification = verify_checkpoint(path, step, hashes=False)
+    if verification.manifest is None:
+        return f"{path.name}: {verification.reason}"
+    state = json.loads((path / "trainer_state.json").read_text("utf-8"))
+    if state["global_step"] < state["max_steps"]:
+        return f"trainer_state.json says step {state['global_step']} of {state['max_steps']}"
+    return None
+
+
+def read_final(output_dir: Path) -> Manifest | None:
+    """The manifest of `final/` when every file in it is as it was written."""
+    folder = output_dir / "final"
+    try:
+        manifest = parse_manifest((folder / MANIFEST_NAME).read_text("utf-8"))
+        whole = all(hash_file(folder / name) == record for name, record in manifest.files.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest if whole else None
+
+
+def finished_already(output_dir: Path, identity: Mapping[str, Any], training: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of `final/` when this very job has nothing left to do; None when it is to be (further) trained."""
+    final = read_final(output_dir)
+    if final is None or final.planned_steps is None or final.step < final.planned_steps:
+        return None
+    same_length = all(training.get(key) == value for key, value in final.plan.items())
+    return final if same_length and not differences(final.identity, identity) else None

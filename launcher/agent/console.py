@@ -1,0 +1,93 @@
+"""What a person sees: short lines, rank 0's own output, a progress line. Colour and prefixes only on a terminal.
+
+Invariant (promise 10): progress lines come from steps that ranks have finished, never from a timer, so silence means
+standstill and a watchdog above may rely on it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import IO, TextIO
+
+_PROGRESS_EVERY_S = 10.0
+_BAR_CELLS = 24
+
+
+class Console:
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self.tty = self._stream.isatty()
+        self._bar_shown = False
+        self._last_progress_s = 0.0
+        self._mirrored: dict[Path, IO[bytes]] = {}
+
+    def say(self, text: str) -> None:
+        """One or several lines of ftlaunch itself."""
+        self._clear_bar()
+        for line in text.splitlines() or [""]:
+            print(self._paint("36", "ftlaunch ") + line if self.tty else f"ftlaunch: {line}", file=self._stream)
+        self._stream.flush()
+
+    def block(self, text: str) -> None:
+        """A screen that stands for itself, without prefixes."""
+        self._clear_bar()
+        print(text, file=self._stream, flush=True)
+
+    def progress(self, step: int, max_steps: int | None, loss: float | None, seconds_per_step: float | None) -> None:
+        """Called when a step was finished: a redrawn bar on a terminal, a line now and then elsewhere."""
+        now = time.monotonic()
+        if not self.tty and now - self._last_progress_s < _PROGRESS_EVERY_S and step != max_steps:
+            return
+        self._last_progress_s = now
+        parts = [f"step {step}" + (f"/{max_steps}" if max_steps else "")]
+        if loss is not None:
+            parts.append(f"loss {loss:.4f}")
+        if seconds_per_step is not None:
+            parts.append(f"{seconds_per_step:.2f} s/step")
+            if max_steps:
+                parts.append(f"{_duration((max_steps - step) * seconds_per_step)} left")
+        text = ", ".join(parts)
+        if not self.tty:
+            self.say(text)
+            return
+        filled = int(_BAR_CELLS * step / max_steps) if max_steps else 0
+        self._stream.write(f"\r\x1b[2K{self._paint('36', 'ftlaunch')} [{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {text}")
+        self._stream.flush()
+        self._bar_shown = True
+
+    def mirror(self, path: Path, prefix: str) -> None:
+        """Show what has been added to a rank's log since the last call."""
+        stream = self._mirrored.get(path)
+        if stream is None:
+            if not path.is_file():
+                return
+            stream = self._mirrored[path] = path.open("rb")
+        while line := stream.readline():
+            if not line.endswith(b"\n"):
+                stream.seek(-len(line), 1)
+                return
+            self._clear_bar()
+            text = line.decode("utf-8", "replace").rstrip("\r\n")
+            print(self._paint("2", f"[{prefix}] ") + text if self.tty else text, file=self._stream)
+        self._stream.flush()
+
+    def forget_mirrors(self) -> None:
+        for stream in self._mirrored.values():
+            stream.close()
+        self._mirrored.clear()
+
+    def _clear_bar(self) -> None:
+        if self._bar_shown:
+            self._stream.write("\r\x1b[2K")
+            self._bar_shown = False
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.tty else text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else (f"{minutes} min {rest} s" if minutes else f"{rest} s")

@@ -1,0 +1,100 @@
+"""One generation's processes: started on a fresh port, watched through pidfds and links, ended as a whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher import link as channel
+from launcher.agent.lifecycle import RankExit
+from launcher.link import Link
+
+# Below Linux's default ephemeral range (32768 and up), so that no outgoing connection takes it in between.
+_PORTS = range(20000, 32000)
+
+
+@dataclass
+class RankProcess:
+    """A started rank. `pidfd` becomes readable when it ends."""
+
+    rank: int
+    pid: int
+    pidfd: int
+    link: Link
+    log_path: Path
+    exit: RankExit | None = None
+    killed_by_us: bool = False
+    _unread: list[channel.Message] = field(default_factory=list)
+
+    def kill(self) -> None:
+        if self.exit is None:
+            self.killed_by_us = True
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def reap(self) -> RankExit | None:
+        """Collect the exit status; None while it runs."""
+        if self.exit is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == 0:
+                return None
+            code = os.waitstatus_to_exitcode(status)
+            self.exit = RankExit(
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                at_s=time.monotonic(),
+                killed_by_us=self.killed_by_us,
+            )
+        return self.exit
+
+    def close(self) -> None:
+        self.link.close()
+        os.close(self.pidfd)
+
+
+def free_port(address: str, wanted: int | None = None) -> int:
+    """A port nobody listens on at `address`; a random one, so that two jobs that start together rarely meet.
+
+    `wanted` (cluster.master_port) is taken for the first attempt only; the caller passes None afterwards, because a store
+    must never be met again by a later attempt.
+    """
+    candidates = [wanted] if wanted is not None else random.sample(_PORTS, 200)
+    for port in candidates:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port at {address}" + (f": {wanted} is in use" if wanted else ""))
+
+
+def port_is_free(address: str, port: int) -> bool:
+    try:
+        free_port(address, port)
+    except OSError:
+        return False
+    return True
+
+
+def contract(rank: int, local_size: int, master_addr: str, master_port: int) -> Mapping[str, str]:
+    """What differs from rank to rank and from attempt to attempt in DeepSpeed's environment contract (one node)."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(local_size),
+        "LOCAL_SIZE": str(local_size),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+    }

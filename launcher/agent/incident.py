@@ -1,0 +1,140 @@
+"""A failed attempt becomes an incident: evidence gathered, cause named, bundle written, one screen shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.agent.console import Console
+from launcher.agent.events import EventLog, utc_now
+from launcher.agent.forkserver_client import ForkServerFailed
+from launcher.agent.generation import RankProcess
+from launcher.agent.lifecycle import Lifecycle
+from launcher.diagnose.bundle import screen, write_bundle
+from launcher.diagnose.evidence import (
+    NodeEvidence,
+    RankEvidence,
+    read_cgroup_oom_kills,
+    read_kernel_lines,
+    read_shm,
+    read_tail,
+)
+from launcher.diagnose.verdict import Verdict, diagnose
+from launcher.errors import ExitCode
+from launcher.policy.restart import Action, Decision
+
+
+@dataclass(frozen=True)
+class Incident:
+    """`verdict` and `bundle` are None for a wrong input, which is the user's to mend and needs no investigation."""
+
+    fault_class: str
+    retryable: bool
+    verdict: Verdict | None = None
+    bundle: Path | None = None
+    input_error_code: int | None = None
+    message: str = ""
+
+
+class IncidentRecorder:
+    """Gathers evidence of this node. `attempt_begins` takes the counters' values, so that only what is new counts."""
+
+    def __init__(self, output_dir: Path, events: EventLog, environ: Mapping[str, str], host_facts: Mapping[str, Any]) -> None:
+        self._root = output_dir / "ftlaunch" / "incidents"
+        self._events = events
+        self._environ = environ
+        self._host_facts = host_facts
+        self._oom_kills_before: int | None = None
+        self._began_at = time.time()
+
+    def attempt_begins(self, generation: int) -> None:
+        self._oom_kills_before = read_cgroup_oom_kills()
+        self._began_at = time.time()
+
+    def ranks_failed(
+        self, generation: int, lifecycle: Lifecycle, ranks: Sequence[RankProcess], input_error: tuple[int, str] | None
+    ) -> Incident:
+        if input_error is not None:
+            rank, message = input_error
+            exit_ = lifecycle.ranks[rank].exit
+            code = exit_.code if exit_ is not None and exit_.code in (2, 3) else int(ExitCode.WRONG_INPUT)
+            return Incident("input", retryable=False, input_error_code=code, message=message)
+        evidence = [self._rank_evidence(lifecycle, rank) for rank in ranks]
+        return self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation})
+
+    def fork_server_failed(self, generation: int, failure: ForkServerFailed) -> Incident:
+        """The imports failed: the fork server's own log is the evidence."""
+        code = failure.exit_code
+        evidence = [
+            RankEvidence(
+                rank=0,
+                node=self._events.node,
+                pid=None,
+                exit_code=code if code is not None and code >= 0 else None,
+                signal=-code if code is not None and code < 0 else None,
+                log_path=str(failure.log_path),
+                tail=read_tail(failure.log_path),
+                last_step=None,
+            )
+        ]
+        return self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation, "phase": str(failure)})
+
+    def unfinished(self, generation: int) -> Incident:
+        """The ranks left with status 0, but the files do not prove the planned end."""
+        verdict = diagnose([], [self._node_evidence()])
+        return self._record(verdict, [], {"generation": generation, "phase": "ranks ended without the planned end"})
+
+    def show(self, incident: Incident, decision: Decision, console: Console) -> None:
+        if incident.verdict is None:
+            console.say(f"error: {incident.message}")
+            return
+        what = "starts again" if decision.action is Action.RESTART else f"stops with exit code {int(decision.exit_code or 1)}"
+        console.block(screen(incident.verdict, f"ftlaunch {what}: {decision.reason}"))
+        console.say(f"evidence: {incident.bundle}")
+
+    def _rank_evidence(self, lifecycle: Lifecycle, process: RankProcess) -> RankEvidence:
+        exit_ = process.exit
+        return RankEvidence(
+            rank=process.rank,
+            node=self._events.node,
+            pid=process.pid,
+            exit_code=exit_.code if exit_ else None,
+            signal=exit_.signal if exit_ else None,
+            log_path=str(process.log_path),
+            tail=read_tail(process.log_path),
+            last_step=lifecycle.ranks[process.rank].step or None,
+            killed_by_us=bool(exit_ and exit_.killed_by_us),
+            exited_at_s=time.time() - (time.monotonic() - exit_.at_s) if exit_ else None,
+        )
+
+    def _node_evidence(self) -> NodeEvidence:
+        now = read_cgroup_oom_kills()
+        before = self._oom_kills_before
+        free, size = read_shm()
+        return NodeEvidence(
+            cgroup_oom_kills=now - before if now is not None and before is not None else None,
+            kernel_lines=read_kernel_lines(since_s=time.time() - self._began_at),
+            shm_free_bytes=free,
+            shm_size_bytes=size,
+            node=self._events.node,
+        )
+
+    def _record(self, verdict: Verdict, ranks: Sequence[RankEvidence], extra: dict[str, Any]) -> Incident:
+        utc = utc_now().strftime("%Y%m%dT%H%M%S.%fZ")
+        bundle = write_bundle(
+            self._root, utc, verdict, ranks, [self._node_evidence()], self._environ, dict(self._host_facts), extra
+        )
+        as_json = verdict.to_json()
+        self._events.emit(
+            "incident",
+            **{"class": verdict.cls},
+            retryable=verdict.retryable,
+            culprit_rank=verdict.culprit.rank if verdict.culprit else None,
+            evidence=as_json["evidence"],
+            bundle=os.fspath(bundle),
+        )
+        return Incident(verdict.cls, verdict.retryable, verdict, bundle)

@@ -1,0 +1,105 @@
+"""Everything before the first process: configuration, inputs, host facts, plan, findings. Changes nothing with `write=False`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.agent.completion import finished_already
+from launcher.agent.generation import port_is_free
+from launcher.checkpoint.choose import choose_checkpoint
+from launcher.config.inputs import check_inputs
+from launcher.config.load import LoadedJob, load_job
+from launcher.errors import UserError
+from launcher.host.facts import HostFacts, read_host_facts
+from launcher.plan.launch_plan import LaunchPlan, make_plan
+from launcher.plan.model_facts import ModelFacts, read_model_facts
+from launcher.plan.network import choose_network
+from launcher.platforms.detect import detect_place, refuse_nesting
+from launcher.preflight.checks import run_checks
+from launcher.preflight.finding import Finding
+from launcher.preflight.inputs import PreflightInputs
+
+
+@dataclass(frozen=True)
+class Prepared:
+    job: LoadedJob
+    facts: HostFacts
+    plan: LaunchPlan
+    findings: tuple[Finding, ...]
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.job.config.output_dir)
+
+    def resume_preview(self) -> str:
+        """What a start would continue from, in words; looks only."""
+        config, plan = self.job.config, self.plan
+        if finished_already(self.output_dir, plan.identity, config.training) is not None:
+            return "nothing left to do: this run has reached its planned end"
+        try:
+            choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value)
+        except UserError as error:
+            return f"refused: {error}"
+        refused = "".join(f"; {v.path.name} refused: {v.reason}" for v in choice.refused)
+        if choice.taken is None:
+            return f"from the beginning{refused}"
+        return f"step {choice.taken.step} ({choice.taken.path}){refused}"
+
+
+def prepare(config: Path | None, overrides: Sequence[str], environ: Mapping[str, str], *, write: bool) -> Prepared:
+    """Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what this node cannot do."""
+    refuse_nesting(environ)
+    job = load_job(config, overrides, environ)
+    check_inputs(job, write=write)
+    place = detect_place(environ)
+    facts = read_host_facts(Path(job.config.output_dir), environ)
+    model = read_model_facts(job.config.model.path) if job.config.model else ModelFacts(source="none")
+    plan = make_plan(job, facts, model, place, choose_network(job.config, facts), environ)
+    return Prepared(job, facts, plan, run_checks(preflight_inputs(job, facts, plan, environ)))
+
+
+def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:
+    config = job.config
+    port = config.cluster.master_port
+    return PreflightInputs(
+        facts=facts,
+        num_ranks=plan.num_ranks.value,
+        num_dataloader_workers=int(config.training.get("dataloader_num_workers") or 0),
+        device="cuda" if plan.device.value == "cuda" else "cpu",
+        interface=plan.network.interface,
+        master_addr=plan.network.master_addr,
+        master_port=port,
+        port_free=port_is_free(plan.network.master_addr, port) if port is not None else None,
+        disk_needed_bytes=_disk_needed(config.method, plan, keep=config.checkpoint.keep),
+        memory_needed_bytes=_host_memory_needed(plan),
+        env={**environ, **config.env},
+        skip=tuple(config.check.skip),
+        num_nodes=1,
+        method=config.method,
+        platform=plan.place.platform,
+    )
+
+
+def _disk_needed(method: str, plan: LaunchPlan, *, keep: int) -> int | None:
+    """Bytes of `keep` checkpoints, one more that is being written, and `final/`.
+
+    14 bytes a parameter for full training (16-bit weights and fp32 Adam states, docs/sizing.md); an adapter has about 1 %.
+    """
+    parameters = plan.model.num_parameters
+    if parameters is None:
+        return None
+    trained = parameters if method == "full" else parameters // 100
+    return (keep + 1) * 14 * trained + 2 * trained
+
+
+def _host_memory_needed(plan: LaunchPlan) -> int | None:
+    """Bytes of host memory: every rank reads the weights once; without GPUs everything lives there."""
+    parameters = plan.model.num_parameters
+    if parameters is None:
+        return None
+    if plan.device.value == "cpu":
+        bytes_each = 4 if plan.precision.value == "fp32" else 2
+        return plan.num_ranks.value * max(parameters * bytes_each, plan.memory_forecast_bytes or 0)
+    return plan.num_ranks.value * 2 * parameters

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: manifest, commit, verification, choice, pruning. Imports no torch."""

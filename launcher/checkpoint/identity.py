@@ -1,0 +1,46 @@
+"""What makes two starts the same run: the settings that, if changed, make a checkpoint meaningless for the job.
+
+Left out on purpose: how long to train, how often to save, logging, cluster and spot settings: those may change between
+two starts of one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.models import JobConfig
+
+_TRAINING_KEYS = {
+    "seed": 42,
+    "data_seed": None,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "optim": "adamw_torch_fused",
+}
+
+
+def run_identity(config: JobConfig, *, zero_stage: int, precision: str) -> dict[str, Any]:
+    """Flat dotted keys to JSON values."""
+    identity: dict[str, Any] = {
+        "model.path": config.model.path if config.model else None,
+        "model.gguf_file": config.model.gguf_file if config.model else None,
+        "model.revision": config.model.revision if config.model else None,
+        "method": config.method,
+        "data.train": list(config.data.train) if config.data else None,
+        "data.format": config.data.format if config.data else None,
+        "data.max_length": config.data.max_length if config.data else None,
+        "deepspeed.stage": zero_stage,
+        "precision": precision,
+    }
+    if config.method != "full":
+        identity.update({f"lora.{key}": value for key, value in config.lora.model_dump(mode="json").items()})
+    for key, default in _TRAINING_KEYS.items():
+        identity[f"training.{key}"] = config.training.get(key, default)
+    return identity
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, old value, new value) of every key that differs; a key that only one side knows is compared with None."""
+    keys = sorted({*old, *new})
+    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

@@ -1,0 +1,110 @@
+"""MANIFEST.json: the proof that a checkpoint folder is whole.
+
+Invariant: the manifest is written after every other byte of the folder is on disk, and names each file with its size and
+hash. A folder without a manifest, or one that does not agree with it, was not finished and is never resumed from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+MANIFEST_NAME = "MANIFEST.json"
+_READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """`size_bytes` and the XXH3-128 digest (hex) of one file."""
+
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What MANIFEST.json holds. `identity` is what a resume must agree with (see `identity.py`)."""
+
+    step: int
+    world_size: int
+    num_nodes: int
+    precision: str
+    run_id: str
+    config_sha: str
+    identity: Mapping[str, Any]
+    samples_seen: int
+    versions: Mapping[str, str]
+    files: Mapping[str, FileRecord]
+    kind: str = "checkpoint"
+    planned_steps: int | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    v: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False, sort_keys=True)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(record.size_bytes for record in self.files.values())
+
+
+def parse_manifest(text: str) -> Manifest:
+    """Raises ValueError, KeyError or TypeError for anything that is not a manifest of this version."""
+    raw = json.loads(text)
+    if not isinstance(raw, dict) or raw.get("v") != 1:
+        raise ValueError("not a version 1 manifest")
+    files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
+    return Manifest(files=files, **raw)
+
+
+def hash_file(path: Path) -> FileRecord:
+    digest = xxhash.xxh3_128()
+    size_bytes = 0
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+            size_bytes += len(block)
+    return FileRecord(size_bytes, digest.hexdigest())
+
+
+def iter_files(folder: Path) -> Iterator[str]:
+    """Relative POSIX paths of all regular files below `folder`, the manifest itself left out, in sorted order."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST_NAME:
+            yield path.relative_to(folder).as_posix()
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    return {name: hash_file(folder / name) for name in iter_files(folder)}
+
+
+def fsync_path(path: Path) -> None:
+    """fsync of a file or folder; file systems that know no fsync of folders (object mounts) answer EINVAL: accepted."""
+    flags = os.O_RDONLY | (os.O_DIRECTORY if path.is_dir() else 0)
+    fd = os.open(path, flags)
+    try:
+        os.fsync(fd)
+    except OSError:
+        if not path.is_dir():
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest as the folder's last file: temporary name, fsync, rename, fsync of the folder."""
+    temporary = folder / (MANIFEST_NAME + ".tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(manifest.to_json())
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(folder / MANIFEST_NAME)
+    fsync_path(folder)

@@ -1,0 +1,92 @@
+"""Is this checkpoint folder whole? A pure question to the file system: nothing is changed here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, parse_manifest
+
+_STEP_FOLDER = re.compile(r"^checkpoint-(\d+)$")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`manifest` where the folder is whole; else `reason` says what is wrong, naming the file."""
+
+    path: Path
+    step: int
+    manifest: Manifest | None
+    reason: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.manifest is not None
+
+
+def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of every `checkpoint-N`, highest step first. Steps come from names, never from mtimes."""
+    if not output_dir.is_dir():
+        return []
+    found = [(int(m.group(1)), p) for p in output_dir.iterdir() if (m := _STEP_FOLDER.match(p.name)) and p.is_dir()]
+    return sorted(found, reverse=True)
+
+
+def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verification:
+    """Check manifest, sizes, hashes (unless `hashes=False`) and that every rank's state is there."""
+
+    def refused(reason: str) -> Verification:
+        return Verification(path, step, None, reason)
+
+    manifest_path = path / MANIFEST_NAME
+    if not manifest_path.is_file():
+        return refused(f"no {MANIFEST_NAME}: the save was not finished")
+    try:
+        manifest = parse_manifest(manifest_path.read_text("utf-8"))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return refused(f"{MANIFEST_NAME} cannot be read ({error})")
+    if manifest.step != step:
+        return refused(f"{MANIFEST_NAME} is of step {manifest.step}, the folder's name says {step}")
+    for name, record in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            return refused(f"{name} is missing")
+        size_bytes = file.stat().st_size
+        if size_bytes != record.size_bytes:
+            return refused(f"{name} has {size_bytes} bytes, {record.size_bytes} were written")
+        if hashes and hash_file(file).xxh3_128 != record.xxh3_128:
+            return refused(f"{name} does not have the content that was written (XXH3 differs)")
+    missing = missing_state(path, manifest.step, manifest.world_size, zero_stage=manifest.identity.get("deepspeed.stage"))
+    if missing:
+        return refused(missing)
+    return Verification(path, step, manifest)
+
+
+def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | None) -> str:
+    """What a resume would need and this folder lacks, or an empty string.
+
+    Transformers warns or says nothing and trains on with a fresh optimizer, scheduler or random state; here that is a refusal.
+    """
+    state_path = path / "trainer_state.json"
+    try:
+        recorded_step = json.loads(state_path.read_text("utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "trainer_state.json is missing or not readable"
+    if recorded_step != step:
+        return f"trainer_state.json is of step {recorded_step}, not {step}"
+    if not (path / "scheduler.pt").is_file():
+        return "scheduler.pt (the learning-rate schedule) is missing"
+    for rank in range(world_size):
+        rng_name = f"rng_state_{rank}.pth" if world_size > 1 else "rng_state.pth"
+        if not (path / rng_name).is_file():
+            return f"{rng_name} (random state of rank {rank}) is missing"
+    engine_folder = path / f"global_step{step}"
+    if zero_stage == 0:  # without ZeRO the optimizer lies in the one file of model states
+        there = (engine_folder / "mp_rank_00_model_states.pt").is_file()
+        return "" if there else f"global_step{step}/mp_rank_00_model_states.pt (weights and optimizer) is missing"
+    shards = sorted(engine_folder.glob("*_optim_states.pt"))
+    if len(shards) != world_size:
+        return f"{len(shards)} of {world_size} optimizer shards are there (global_step{step}/*_optim_states.pt)"
+    return ""

@@ -1,0 +1,85 @@
+"""Parses the command line and hands over to one module. Imports only the standard library: `--help` must answer at once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import __version__
+from launcher.errors import UserError
+
+# command -> (module, line for --help); a module is imported only when its command is used.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("launcher.cli.run", "the whole job (the same as `ftlaunch --config job.yaml`)"),
+    "check": ("launcher.cli.check", "preflight only: a table of findings, each with the remedy"),
+    "plan": ("launcher.cli.plan", "what would be done, changing nothing: settings with origin, environment, files, memory"),
+    "schema": ("launcher.cli.schema", "JSON Schema of job.yaml, for editors"),
+    "prepare": ("launcher.cli.later", "tokenise and check the data once (not in this version)"),
+    "diagnose": ("launcher.cli.later", "cause, evidence and remedy from logs (not in this version)"),
+    "status": ("launcher.cli.later", "where a run stands (not in this version)"),
+    "report": ("launcher.cli.later", "one page: where every second of the run went (not in this version)"),
+    "checkpoints": ("launcher.cli.later", "the checkpoints and which are whole (not in this version)"),
+    "submit": ("launcher.cli.later", "submit to DLC, Kubernetes or Slurm (not in this version)"),
+}
+_WITH_JOB = ("run", "check", "plan", "prepare", "submit")
+_WITH_JSON = ("run", "check", "plan", "schema")
+
+EPILOG = """\
+exit codes:
+  0    training reached its planned end and its last checkpoint is durable
+  1    training failed for a reason that a rerun would meet again
+  2    the command line, job.yaml or an input is wrong
+  3    preflight refused the node
+  138  stopped from outside, progress is saved: run the same command again (143 with spot.exit_code: 143)
+
+The same job.yaml and output_dir continue the same run. Languages: FTLAUNCH_LANG=en|zh.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ftlaunch",
+        description="Fine-tune language models on machines that come and go.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ftlaunch {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, line) in COMMANDS.items():
+        command = commands.add_parser(name, help=line, description=line, allow_abbrev=False)
+        if name in _WITH_JOB:
+            command.add_argument("--config", type=Path, metavar="JOB.YAML", help="the job")
+            command.add_argument(
+                "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key: --set training.max_steps=100"
+            )
+        elif name != "schema":
+            command.add_argument("paths", nargs="*", type=Path, metavar="PATH")
+        if name in _WITH_JSON:
+            command.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # `ftlaunch --config job.yaml` is the form for a job's command line: a container's entrypoint has no sub-command.
+    if arguments and arguments[0].split("=")[0] in ("--config", "--set", "--json"):
+        arguments.insert(0, "run")
+    parser = build_parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
+    module = importlib.import_module(COMMANDS[options.command][0])
+    try:
+        return int(module.main(options))
+    except UserError as error:
+        print(f"ftlaunch: error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except BrokenPipeError:
+        # `ftlaunch plan | head`: the reader has gone, which is no error of ours.
+        sys.stderr.close()
+        return 0

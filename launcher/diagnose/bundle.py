@@ -1,0 +1,141 @@
+"""Incident bundles, and the one screen that ends a failed attempt. Everything written here is redacted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.diagnose.evidence import NodeEvidence, RankEvidence, name_exit
+from launcher.diagnose.redact import redact_environ, redact_text
+from launcher.diagnose.verdict import EvidenceLine, Verdict
+from launcher.i18n import Text
+
+MAX_BUNDLE_BYTES = 50 * 2**20
+_RESERVED_BYTES = 2 * 2**20  # verdict, summary, environment, host: never cut
+_MAX_OTHER_RANKS = 8
+_MAX_SHOWN_CHARS = 300
+
+_CONFIDENCE = {
+    "certain": Text("certain", "确定"),
+    "probable": Text("probable", "可能"),
+    "unknown": Text("unknown", "未知"),
+}
+_HEADING = Text("Why it failed: {cls} ({confidence})", "失败原因：{cls}（{confidence}）")
+_CAUSE = Text("Cause", "原因")
+_PROOF = Text("Proof", "证据")
+_REMEDY = Text("What to do", "处理")
+_DONE = Text("ftlaunch", "ftlaunch")
+_FOLLOWED = Text("Consequences, not causes", "后果（非原因）")
+_RANKS = Text("How the ranks ended", "各 rank 的退出情况")
+_MORE = Text("... and {num} more", "……另有 {num} 个")
+
+
+def screen(verdict: Verdict, decision: str) -> str:
+    """What a person needs, on one screen: cause, the line that proves it, what to do, what ftlaunch did."""
+    heading = _HEADING.format(cls=verdict.cls, confidence=_CONFIDENCE[verdict.confidence].pick()).pick()
+    rows = [(_CAUSE, verdict.cause.pick())]
+    rows += [(_PROOF, _shown(line)) for line in verdict.evidence[:2]]
+    rows.append((_REMEDY, verdict.remedy.pick()))
+    if verdict.also:
+        rows.append((_FOLLOWED, ", ".join(verdict.also)))
+    if decision:
+        rows.append((_DONE, decision))
+    return redact_text("\n".join([heading, *(f"  {label.pick()}: {text}" for label, text in rows)])) + "\n"
+
+
+def _shown(line: EvidenceLine) -> str:
+    text = line.text.strip()
+    text = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + " ..."
+    who = "" if line.rank is None or line.rank < 0 else f"rank {line.rank}, "
+    return f"{text}\n    ({who}{line.file}:{line.line})"
+
+
+def write_bundle(  # noqa: PLR0917  every part of an incident, in the order in which it is read
+    root: Path,
+    utc: str,
+    verdict: Verdict,
+    ranks: Sequence[RankEvidence],
+    nodes: Sequence[NodeEvidence],
+    environ: Mapping[str, str],
+    host_facts: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes `root/<utc>-<class>/` and returns it. `utc` may hold characters that a file name may not.
+
+    At most MAX_BUNDLE_BYTES: logs share what is left, and each is cut at its front. A bundle of the same second and
+    class gets a number, so that nothing is overwritten. Raises OSError when the folder cannot be written.
+    """
+    folder = _new_folder(root, f"{utc.replace(':', '').replace('/', '-')}-{verdict.cls}")
+    _write(folder / "verdict.json", _json(verdict.to_json()))
+    _write(folder / "summary.md", summary(verdict, ranks, str((extra or {}).get("decision", ""))))
+    _write(folder / "environment.json", _json(redact_environ(environ)))
+    _write(folder / "host.json", _json({"facts": dict(host_facts), "nodes": [vars(n) for n in nodes], **(extra or {})}))
+    budget = (MAX_BUNDLE_BYTES - _RESERVED_BYTES) // max(1, len(ranks) + 1)
+    for rank in ranks:
+        name = f"rank-{rank.rank}.log" if rank.rank >= 0 else f"log-{Path(rank.log_path).name or 'unnamed'}"
+        _write(folder / name, _last_bytes((text for _, text in rank.tail), budget))
+    kernel = [line for node in nodes for line in node.kernel_lines]
+    if kernel:
+        _write(folder / "kernel.log", _last_bytes(kernel, budget))
+    return folder
+
+
+def summary(verdict: Verdict, ranks: Sequence[RankEvidence], decision: str) -> str:
+    """The screen and how each rank ended, as Markdown for a ticket."""
+    ends = [f"- rank {r.rank}{f' ({r.node})' if r.node else ''}: {_end(r)}" for r in _culprit_first(ranks, verdict)]
+    if len(ends) > _MAX_OTHER_RANKS:
+        ends = [*ends[:_MAX_OTHER_RANKS], "- " + _MORE.format(num=len(ends) - _MAX_OTHER_RANKS).pick()]
+    lines = ["```", screen(verdict, decision).rstrip("\n"), "```", "", f"**{_RANKS.pick()}**", "", *ends]
+    return redact_text("\n".join(lines)) + "\n"
+
+
+def _culprit_first(ranks: Sequence[RankEvidence], verdict: Verdict) -> list[RankEvidence]:
+    culprit = verdict.culprit.rank if verdict.culprit else None
+    return sorted(ranks, key=lambda rank: (rank.rank != culprit, rank.killed_by_us, rank.rank))
+
+
+def _end(rank: RankEvidence) -> str:
+    by_us = Text(" (stopped by ftlaunch)", "（由 ftlaunch 停止）").pick() if rank.killed_by_us else ""
+    step = "" if rank.last_step is None else f", step {rank.last_step}"
+    return f"{name_exit(rank.exit_code, rank.signal)}{by_us}{step}"
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _last_bytes(lines: Any, budget: int) -> str:
+    text = redact_text("\n".join(lines)) + "\n"
+    data = text.encode("utf-8", errors="replace")
+    return text if len(data) <= budget else data[-budget:].decode("utf-8", errors="ignore").partition("\n")[2]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_redacted(value), ensure_ascii=False, indent=2, default=str) + "\n"
+
+
+def _redacted(value: Any) -> Any:
+    """Every string of a document through `redact_text`, and named secrets hidden, however deep they sit."""
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, Mapping):
+        flat = redact_environ({str(k): v for k, v in value.items() if isinstance(v, str)})
+        return {str(k): flat[str(k)] if isinstance(v, str) else _redacted(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(item) for item in value]
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="replace")

@@ -1,0 +1,168 @@
+"""What is known about a failed attempt: per rank its exit and the end of its log, per node what the kernel counted.
+
+Readers never raise for a source that is missing or unreadable: the field is then None or empty.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal as signals
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+NumberedLines = tuple[tuple[int, str], ...]
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+_DMESG_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """One rank's end. `rank` is -1 for a log whose rank nobody knows; `exited_at_s` is a Unix time."""
+
+    rank: int
+    node: str
+    pid: int | None
+    exit_code: int | None
+    signal: int | None
+    log_path: str
+    tail: NumberedLines
+    last_step: int | None
+    killed_by_us: bool = False
+    exited_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """One node's facts since the attempt began: `cgroup_oom_kills` is the increase of the counter, not its value."""
+
+    cgroup_oom_kills: int | None = None
+    kernel_lines: tuple[str, ...] = ()
+    shm_free_bytes: int | None = None
+    shm_size_bytes: int | None = None
+    node: str = ""
+
+
+def clean_line(raw: str) -> str:
+    """What a terminal would have shown: no colour codes, and of a redrawn progress bar only its last state."""
+    return _ANSI.sub("", raw.rstrip("\r\n")).rsplit("\r", 1)[-1].rstrip()
+
+
+def number_lines(text: str, first_line: int = 1) -> NumberedLines:
+    lines = text.split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return tuple((first_line + i, clean_line(line)) for i, line in enumerate(lines))
+
+
+def read_tail(path: str | os.PathLike[str], max_bytes: int = 262_144) -> NumberedLines:
+    """The last `max_bytes` of a log as (line number in the file, text); empty when it cannot be read."""
+    try:
+        with open(path, "rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            start = max(0, size - max_bytes)
+            log.seek(0)
+            skipped_lines, left = 0, start
+            while left:
+                chunk = log.read(min(left, 1 << 20))
+                if not chunk:
+                    break
+                left -= len(chunk)
+                skipped_lines += chunk.count(b"\n")
+            data = log.read(max_bytes)
+    except OSError:
+        return ()
+    return number_lines(data.decode("utf-8", errors="replace"), skipped_lines + 1)
+
+
+def read_cgroup_oom_kills(root: Path = _CGROUP_ROOT, proc_cgroup: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many processes of this cgroup the kernel has killed for memory since the cgroup exists (v2, then v1).
+
+    Both counters include kills by the machine-wide OOM killer, so an unchanged counter rules memory out.
+    """
+    for path in _oom_counter_files(root, proc_cgroup):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return int(found[1])
+    return None
+
+
+def _oom_counter_files(root: Path, proc_cgroup: Path) -> list[Path]:
+    try:
+        entries = [line.split(":", 2) for line in proc_cgroup.read_text().splitlines()]
+    except OSError:
+        entries = []
+    files = []
+    for _, controllers, path in (entry for entry in entries if len(entry) == 3):
+        own = path.lstrip("/")
+        if not controllers:
+            files += [root / own / "memory.events", root / "unified" / own / "memory.events"]
+        elif "memory" in controllers.split(","):
+            files.append(root / "memory" / own / "memory.oom_control")
+    return [*files, root / "memory.events", root / "memory" / "memory.oom_control"]
+
+
+def read_shm(path: str = "/dev/shm") -> tuple[int | None, int | None]:
+    """(free bytes, size in bytes) of the shared-memory file system."""
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return None, None
+    return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+
+def read_kernel_lines(since_s: float | None = None, max_lines: int = 2000) -> tuple[str, ...]:
+    """Kernel messages not older than `since_s` (Unix time); empty in a container that may not read them."""
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, timeout=_DMESG_WAIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    lines = done.stdout.decode("utf-8", errors="replace").splitlines()
+    if since_s is not None:
+        booted_at_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        lines = lines_since(lines, since_s - booted_at_s)
+    return tuple(lines[-max_lines:])
+
+
+def lines_since(lines: list[str], uptime_s: float) -> list[str]:
+    """The lines stamped `[seconds since boot]` at or after `uptime_s`; an unstamped line goes with the one before."""
+    kept, inside = [], False
+    for line in lines:
+        if stamp := re.match(r"(?:<\d+>)?\[\s*(\d+\.\d+)\]", line):
+            inside = float(stamp[1]) >= uptime_s
+        if inside:
+            kept.append(line)
+    return kept
+
+
+def signal_number(exit_code: int | None, signal: int | None) -> int | None:
+    """The signal that ended a process, from a wait status, Python's -n, a shell's 128+n or DeepSpeed's 256-n."""
+    if signal:
+        return signal
+    if exit_code is None or exit_code == 0:
+        return None
+    if exit_code < 0:
+        return -exit_code
+    for number in (exit_code - 128, 256 - exit_code):
+        if 2 <= number <= 31:
+            return number
+    return None
+
+
+def name_exit(code: int | None, signal: int | None) -> str:
+    """How a process ended, for people: `exit code 1`, `SIGKILL (exit code 137)`."""
+    number = signal_number(code, signal)
+    if number is None:
+        return "still running or unknown" if code is None else f"exit code {code}"
+    try:
+        name = signals.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return name if code is None or code == -number else f"{name} (exit code {code})"

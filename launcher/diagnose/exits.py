@@ -1,0 +1,84 @@
+"""What a bare end proves: the signal or code of a rank, when the lines of its log explain nothing better. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from launcher.diagnose.catalogue import EXITED, KILLED_FROM_OUTSIDE, UNKNOWN, exit_faults
+from launcher.diagnose.evidence import RankEvidence, name_exit, signal_number
+from launcher.diagnose.fault import Fault, Strength
+from launcher.diagnose.match import Match, rank_named_in
+
+# What a launcher's own summary says about a rank's end, for logs that come without exit codes.
+_EXIT_LINE = re.compile(
+    r"exitcode\s*:\s*(-?\d+)|exits with return code = (-?\d+)|Signal (?P<signal>\d+) \(SIG\w+\) received by PID"
+    r"|exit(?:ed with)?(?: exit)? code:? (-?\d+)"
+)
+# -15 and -6 mostly follow from another rank's end, so the others are looked at first.
+SIGNAL_ORDER = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a process; `index` is that of the log line which reports it, -1 where we saw it ourselves."""
+
+    exit_code: int | None
+    signal: int | None
+    index: int
+    line: int
+    text: str
+
+    @property
+    def number(self) -> int | None:
+        return signal_number(self.exit_code, self.signal)
+
+    @property
+    def order(self) -> int:
+        return SIGNAL_ORDER.index(self.number) if self.number in SIGNAL_ORDER else len(SIGNAL_ORDER)
+
+
+def find_ends(rank: RankEvidence) -> Iterable[End]:
+    """The ends that a launcher's summary in the log speaks of, then the rank's own, unless we ended it."""
+    for index, (line, text) in enumerate(rank.tail):
+        if found := _EXIT_LINE.search(text):
+            number = int(next(group for group in found.groups() if group))
+            exit_code, by_signal = (None, number) if found["signal"] else (number, None)
+            if number:
+                yield End(exit_code, by_signal, index, line, text)
+    if not rank.killed_by_us and (rank.exit_code or rank.signal):
+        last_line = rank.tail[-1][0] if rank.tail else 0
+        yield End(rank.exit_code, rank.signal, -1, last_line, f"ended with {name_exit(rank.exit_code, rank.signal)}")
+
+
+def judge_end(end: End, rank: RankEvidence, matches: Sequence[Match], oom_kills: int | None) -> Match:
+    """What this end speaks for. `matches` are those of the same log, `oom_kills` what the cgroup counted, if it did."""
+    strongest = min((match.strength for match in matches), default=Strength.EXIT)
+    fault, strength = _fault(end, rank, oom_kills), _strength(end, rank, strongest)
+    if oom_kills and end.number in (signal.SIGKILL, signal.SIGBUS):  # /dev/shm is charged to the cgroup
+        fault, strength = exit_faults()[signal.SIGKILL], Strength.KERNEL
+    values = (("exit", name_exit(end.exit_code, end.signal)),)
+    return Match(fault, strength, end.index, end.line, end.text, values, rank_named_in(end.text))
+
+
+def _fault(end: End, rank: RankEvidence, oom_kills: int | None) -> Fault:
+    """SIGKILL without a counter: memory is likely before the first step, somebody's `kill` after it."""
+    if end.number is None:
+        return EXITED
+    if end.number == signal.SIGKILL and (oom_kills == 0 or (oom_kills is None and rank.last_step is not None)):
+        return KILLED_FROM_OUTSIDE
+    return exit_faults().get(end.number, UNKNOWN)
+
+
+def _strength(end: End, rank: RankEvidence, strongest: Strength) -> Strength:
+    """After an error of its own an exit proves little; in a console that ranks share, -9 and -7 explain the victims."""
+    from_log = end.index >= 0
+    if end.number not in SIGNAL_ORDER or (from_log and end.number == signal.SIGTERM):
+        return Strength.EXIT
+    if strongest >= Strength.HEADLINE:
+        return Strength.SIGNAL
+    shared = from_log or rank.rank < 0
+    killed = end.number in (signal.SIGKILL, signal.SIGBUS)
+    return Strength.VAGUE if shared and killed and strongest >= Strength.VAGUE else Strength.EXIT

@@ -1,0 +1,35 @@
+"""Errors that are meant for the reader of the terminal: each carries the exit code that tells the scheduler the truth.
+
+Exit codes are a contract with schedulers; see `docs/exit-codes.md`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process tells the scheduler. 138 is KubeDL's and DLC's "user-defined: run me again"."""
+
+    FINISHED = 0
+    FAILED = 1  # a rerun would meet the same failure
+    WRONG_INPUT = 2
+    REFUSED = 3  # preflight refused the node or the cluster
+    STOPPED = 138  # stopped from outside; progress is saved; run again
+    STOPPED_143 = 143  # the same, where `spot.exit_code: 143` asks for it
+
+
+class UserError(Exception):
+    """Something the user can mend. The message alone must be enough; no traceback is shown."""
+
+    exit_code: int = ExitCode.WRONG_INPUT
+
+
+class PreflightRefused(UserError):
+    """The node cannot run this job: exit code 3, nothing has been started."""
+
+    exit_code: int = ExitCode.REFUSED
+
+
+class NotInThisVersion(UserError):
+    """The command or option is known but not built yet: said plainly instead of being ignored."""

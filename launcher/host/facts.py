@@ -1,0 +1,103 @@
+"""What this node is, read once into frozen data. Each reader may fail alone: its field then says so, nothing raises."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.host.compute import Cpu, Memory, read_cpu, read_memory
+from launcher.host.gpus import Gpu, gpu_device_files, read_gpus, select_visible
+from launcher.host.nics import Nic, NicKind, read_nics, read_rdma
+from launcher.host.software import read_versions
+from launcher.host.storage import Disk, Mount, Shm, find_mount, read_disk, read_shm
+
+__all__ = [
+    "UNLIMITED",
+    "Cpu",
+    "Disk",
+    "Gpu",
+    "HostFacts",
+    "Memory",
+    "Mount",
+    "Nic",
+    "NicKind",
+    "Shm",
+    "read_host_facts",
+]
+
+UNLIMITED = 2**63 - 1  # what `nofile_limit` says for RLIM_INFINITY
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Facts of one node. JSON-able with `dataclasses.asdict`."""
+
+    hostname: str
+    gpus: tuple[Gpu, ...]
+    nvml: str  # "ok", or why NVML is not there
+    visible_gpus: tuple[int, ...]  # indices after CUDA_VISIBLE_DEVICES, in its order
+    cpu: Cpu
+    memory: Memory | None
+    shm: Shm | None
+    nics: tuple[Nic, ...]
+    rdma: tuple[str, ...]
+    mount: Mount | None  # the one that holds output_dir
+    disk: Disk  # of output_dir
+    versions: dict[str, str] = field(default_factory=dict)  # no entry: not installed, or not known
+    nofile_limit: int = UNLIMITED  # soft limit of open files
+    nofile_hard_limit: int = UNLIMITED
+    in_container: bool = False
+    missing_gpus: tuple[str, ...] = ()  # entries of CUDA_VISIBLE_DEVICES that name no card
+    lost_gpus: tuple[str, ...] = ()  # cards that NVML counts but cannot read, each with the reason
+    gpu_device_files: tuple[str, ...] = ()
+
+    def nic(self, name: str) -> Nic | None:
+        return next((nic for nic in self.nics if nic.name == name), None)
+
+
+def read_host_facts(output_dir: Path, environ: Mapping[str, str]) -> HostFacts:
+    """Look at this node. Takes well under a second; bounded even where the output folder's server is dead."""
+    reading = read_gpus()
+    visible = select_visible(environ.get("CUDA_VISIBLE_DEVICES"), reading.gpus)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    absolute = Path(os.path.abspath(output_dir))
+    return HostFacts(
+        hostname=socket.gethostname(),
+        gpus=reading.gpus,
+        nvml=reading.nvml,
+        visible_gpus=visible.indices,
+        cpu=read_cpu(),
+        memory=read_memory(),
+        shm=read_shm(),
+        nics=read_nics(),
+        rdma=read_rdma(),
+        mount=find_mount(absolute),
+        disk=read_disk(absolute),
+        versions=read_versions() | _driver_versions(reading.driver, reading.cuda_driver),
+        nofile_limit=_limit(soft),
+        nofile_hard_limit=_limit(hard),
+        in_container=is_in_container(environ),
+        missing_gpus=visible.missing,
+        lost_gpus=reading.lost,
+        gpu_device_files=gpu_device_files(),
+    )
+
+
+def is_in_container(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Docker and Podman leave a file, Kubernetes its variables, systemd-nspawn and LXC the variable `container`."""
+    if any((root / marker).exists() for marker in (".dockerenv", "run/.containerenv")):
+        return True
+    return bool(environ.get("KUBERNETES_SERVICE_HOST") or environ.get("container"))
+
+
+def _driver_versions(driver: str | None, cuda_driver: str | None) -> dict[str, str]:
+    known = {"driver": driver, "cuda_driver": cuda_driver}
+    return {name: version for name, version in known.items() if version}
+
+
+def _limit(value: int) -> int:
+    return UNLIMITED if value == resource.RLIM_INFINITY else value

@@ -1,0 +1,113 @@
+"""The whole plan of a start: a pure function of job.yaml, host facts and the platform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.checkpoint.identity import run_identity
+from launcher.config.load import LoadedJob
+from launcher.errors import NotInThisVersion
+from launcher.host.facts import HostFacts
+from launcher.plan.decisions import (
+    Chosen,
+    choose_device,
+    choose_gradient_checkpointing,
+    choose_lora_targets,
+    choose_num_ranks,
+    choose_precision,
+    choose_zero_stage,
+    require_methods_fit,
+    static_bytes,
+)
+from launcher.plan.ds_config import make_ds_config, stage_of
+from launcher.plan.environment import Network, Variable, proposals, resolve_environment
+from launcher.plan.launch_files import deepspeed_env_text, hostfile_text
+from launcher.plan.model_facts import ModelFacts
+from launcher.platforms.detect import Place
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that a start will do. `memory_forecast_bytes` is per card, without activations; None where unknown."""
+
+    place: Place
+    device: Chosen[str]
+    num_ranks: Chosen[int]
+    precision: Chosen[str]
+    zero_stage: Chosen[int]
+    gradient_checkpointing: Chosen[bool]
+    lora_target_modules: Chosen[str | tuple[str, ...] | None]
+    network: Network
+    variables: tuple[Variable, ...]
+    ds_config: Mapping[str, Any]
+    hostfile: str
+    deepspeed_env: str
+    identity: Mapping[str, Any]
+    model: ModelFacts
+    memory_forecast_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_plan(
+    job: LoadedJob, facts: HostFacts, model: ModelFacts, place: Place, network: Network, environ: Mapping[str, str]
+) -> LaunchPlan:
+    """Raises UserError or PreflightRefused for what cannot run; changes nothing."""
+    config = job.config
+    _refuse_what_comes_later(job, place)
+    device = choose_device(facts)
+    num_ranks = choose_num_ranks(config, facts, device.value)
+    require_methods_fit(config, device.value, num_ranks.value, facts)
+    precision = choose_precision(config, facts, device.value)
+    zero_stage = choose_zero_stage(config, facts, model, device.value, num_ranks.value)
+    ds_config = make_ds_config(config, zero_stage=zero_stage.value, device=device.value)
+    if config.deepspeed.config is not None:
+        zero_stage = Chosen(stage_of(ds_config), "your own DeepSpeed JSON", by="job.yaml")
+    wanted = proposals(device.value, num_ranks.value, facts.cpu.num_usable, network, has_rdma=bool(facts.rdma))
+    variables = resolve_environment(wanted, config.env, environ)
+    forecast = (
+        int(static_bytes(config.method, model.num_parameters, num_ranks.value, zero_stage=zero_stage.value))
+        if model.num_parameters
+        else None
+    )
+    return LaunchPlan(
+        place=place,
+        device=device,
+        num_ranks=num_ranks,
+        precision=precision,
+        zero_stage=zero_stage,
+        gradient_checkpointing=choose_gradient_checkpointing(config, device.value),
+        lora_target_modules=choose_lora_targets(config, model),
+        network=network,
+        variables=variables,
+        ds_config=ds_config,
+        hostfile=hostfile_text([(network.node_ip, num_ranks.value)]),
+        deepspeed_env=deepspeed_env_text(variables),
+        identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
+        model=model,
+        memory_forecast_bytes=forecast,
+    )
+
+
+def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
+    """Nothing that was asked for is silently left undone."""
+    config = job.config
+    if config.command is not None:
+        raise NotInThisVersion(f"{job.path}: command: wrapping a trainer of yours is not in this version; use model, data, training")
+    if config.cluster.max_nodes > 1 or len(config.cluster.hosts) > 1:
+        raise NotInThisVersion(f"{job.path}: cluster: more than one node is not in this version")
+    if place.num_nodes > 1:
+        evidence = ", ".join(f"{name}={value}" for name, value in place.evidence)
+        raise NotInThisVersion(
+            f"{place.platform} has started {place.num_nodes} nodes ({evidence}); more than one node is not in this version. "
+            "Submit the job with one node."
+        )
+    if config.monitor.prometheus_port:
+        raise NotInThisVersion(f"{job.path}: monitor.prometheus_port is not in this version; set it to 0")
+    if config.checkpoint.memory == "on":
+        raise NotInThisVersion(f"{job.path}: checkpoint.memory: on (checkpoints in memory) is not in this version; use auto or off")
+    if config.restart.hang_seconds != "auto":
+        raise NotInThisVersion(f"{job.path}: restart.hang_seconds (finding hangs) is not in this version; leave it auto")

@@ -1,0 +1,58 @@
+"""What one generation's ranks are told: everything they need, as plain JSON, decided before they start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A rehearsed fault: rank `rank` sends itself `signal` right after optimizer step `step`. `number` identifies it."""
+
+    number: int
+    rank: int
+    step: int
+    signal: str = "SIGKILL"
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """The same for every rank of a generation; rank numbers come from DeepSpeed's environment variables.
+
+    `config` is the resolved job.yaml; `resume_from` a folder that the agent has verified; `identity` goes into manifests.
+    """
+
+    output_dir: str
+    run_id: str
+    generation: int
+    config: Mapping[str, Any]
+    config_sha: str
+    device: str
+    precision: str
+    zero_stage: int
+    gradient_checkpointing: bool
+    lora_target_modules: str | tuple[str, ...] | None
+    ds_config: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    num_nodes: int = 1
+    resume_from: str | None = None
+    drills: tuple[Drill, ...] = field(default=())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> RankSpec:
+        raw = json.loads(text)
+        raw["drills"] = tuple(Drill(**drill) for drill in raw["drills"])
+        if isinstance(raw["lora_target_modules"], list):
+            raw["lora_target_modules"] = tuple(raw["lora_target_modules"])
+        return RankSpec(**raw)
+
+    @property
+    def output_path(self) -> Path:
+        return Path(self.output_dir)

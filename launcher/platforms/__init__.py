@@ -1,0 +1,1 @@
+"""Where am I: environment names of each platform."""

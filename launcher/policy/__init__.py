@@ -1,0 +1,1 @@
+"""Pure: what has happened in, what to do next out."""

@@ -1,0 +1,58 @@
+"""All that the checks may know, and whom a remedy is written for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from launcher.host.facts import Gpu, HostFacts
+
+
+class Reader(Enum):
+    """Where the reader can turn a knob: decides which remedy is shown."""
+
+    DLC = "dlc"
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+    CONTAINER = "container"
+    BARE = "bare"
+
+
+@dataclass(frozen=True)
+class PreflightInputs:
+    """Facts of one node and what the job asks of it. None means: not asked for, or not known; nothing is checked."""
+
+    facts: HostFacts
+    num_ranks: int  # on this node
+    num_dataloader_workers: int  # of each rank
+    device: Literal["cuda", "cpu"]
+    interface: str = "auto"  # towards the other nodes; "auto": nobody named one
+    master_addr: str = ""
+    master_port: int | None = None
+    port_free: bool | None = None  # None: this node does not listen there
+    disk_needed_bytes: int | None = None
+    memory_needed_bytes: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # what the user and the platform have set
+    skip: tuple[str, ...] = ()
+    num_nodes: int = 1
+    method: Literal["lora", "qlora", "full"] | None = "lora"  # None: a trainer of the user's own (`command`)
+    platform: str = ""  # as `launcher/platforms` names it; empty: judged from `env` and `facts`
+
+    @property
+    def visible(self) -> tuple[Gpu, ...]:
+        """The GPUs that ranks will get, in their order."""
+        by_index = {gpu.index: gpu for gpu in self.facts.gpus}
+        return tuple(by_index[index] for index in self.facts.visible_gpus if index in by_index)
+
+    @property
+    def reader(self) -> Reader:
+        name = self.platform.lower()
+        if "dlc" in name or "pai" in name:
+            return Reader.DLC
+        if "slurm" in name:
+            return Reader.SLURM
+        if "KUBERNETES_SERVICE_HOST" in self.env:
+            return Reader.KUBERNETES
+        return Reader.CONTAINER if self.facts.in_container else Reader.BARE

@@ -1,0 +1,1 @@
+"""Runs inside the ranks (and the fork server): the only package that imports torch."""

@@ -1,0 +1,174 @@
+"""The fork server: imports the training stack once and forks a rank for every request.
+
+Invariants:
+- it never touches CUDA (a forked child could not use it then), and runs a single thread, so that forking is safe;
+- a forked rank becomes the *agent's* child (double fork; the agent is a subreaper): the agent gets its exit status, and the
+  fork server may die without harm to running ranks;
+- every rank asks the kernel for SIGKILL when the agent dies.
+
+Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec path, the
+rank's own environment variables) with two descriptors (the rank's end of its link, its log file); the server answers
+`{"pid": ...}`. The first thing the server sends is `{"ready": ...}`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.process import die_with_parent, wait_until_adopted
+
+FD_VARIABLE = "FTLAUNCH_FORKSERVER_FD"
+ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"  # become the first rank instead of forking (where CUDA cannot be forked)
+_REQUEST_BYTES = 1 << 20
+
+
+def main() -> int:
+    agent_pid = os.getppid()
+    die_with_parent(agent_pid)
+    server = socket.socket(fileno=int(os.environ.pop(FD_VARIABLE)))
+    # The parent's terminal signals are the agent's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started = time.monotonic()
+    import_stack()
+    gc.collect()
+    gc.freeze()  # the collector must not touch, and so copy, the pages shared with the ranks
+    facts = {
+        "ready": True,
+        "import_seconds": round(time.monotonic() - started, 3),
+        "num_threads": len(os.listdir("/proc/self/task")),
+        "cuda_touched": cuda_touched(),
+    }
+    server.send(json.dumps(facts).encode())
+    while True:
+        try:
+            packet, fds, _, _ = socket.recv_fds(server, _REQUEST_BYTES, 2)
+        except InterruptedError:
+            continue
+        if not packet:
+            return 0
+        request = json.loads(packet)
+        if os.environ.pop(ONCE_VARIABLE, None):
+            server.send(json.dumps({"pid": os.getpid()}).encode())
+            server.close()
+            _become_rank(request, link_fd=fds[0], log_fd=fds[1])
+        pid = fork_rank(request, link_fd=fds[0], log_fd=fds[1], agent_pid=agent_pid, server=server)
+        for fd in fds:
+            os.close(fd)
+        server.send(json.dumps({"pid": pid}).encode())
+
+
+def import_stack() -> None:
+    """Everything a rank would import, including what Transformers loads lazily."""
+    import accelerate  # noqa: F401
+    import deepspeed  # noqa: F401
+    import peft  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import (  # noqa: F401
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        Trainer,
+        TrainingArguments,
+    )
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    import launcher.config.models
+    import launcher.train.arguments
+    import launcher.train.main
+    import launcher.train.model
+    import launcher.train.program  # noqa: F401
+
+
+def cuda_touched() -> bool:
+    """True when this process holds a CUDA context or device: then ranks must not be forked from it."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return True
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    return any(target.startswith("/dev/nvidia") and target != "/dev/nvidiactl" for target in targets)
+
+
+def fork_rank(request: dict[str, Any], *, link_fd: int, log_fd: int, agent_pid: int, server: socket.socket) -> int:
+    """Fork twice, so that the rank is adopted by the agent; the rank's pid."""
+    read_end, write_end = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.close(read_end)
+        os.setsid()
+        rank = os.fork()
+        if rank:
+            os.write(write_end, str(rank).encode())
+            os._exit(0)
+        os.close(write_end)
+        server.close()
+        wait_until_adopted(agent_pid)
+        die_with_parent(agent_pid)
+        os.setpgid(0, 0)  # its own process group, so that its workers can be ended with it
+        _become_rank(request, link_fd=link_fd, log_fd=log_fd)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        pid = int(pipe.read())
+    os.waitpid(middle, 0)
+    return pid
+
+
+def _become_rank(request: dict[str, Any], *, link_fd: int, log_fd: int) -> NoReturn:
+    """Take over environment, log and link, run, and leave without the server's exit handlers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.environ.update(request["environ"])
+    status = 1
+    try:
+        status = run(Path(request["spec"]), link_fd)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException as error:  # the process's edge: the traceback is the evidence, the status tells the agent
+        from launcher.train.main import write_traceback
+
+        write_traceback(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run(spec_path: Path, link_fd: int) -> int:
+    """One rank, with SIGTERM turned into a notice for the agent."""
+    from launcher.link import Link
+    from launcher.plan.spec import RankSpec
+    from launcher.train.main import run_rank
+
+    end = socket.socket(fileno=link_fd)
+    end.setblocking(False)
+    link = Link(end)
+    # From C, so that it works while the interpreter waits in a collective: the agent hears of the signal, the rank trains on
+    # until the agreed step.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_forget_parent_signals)
+    link.send("hello", pid=os.getpid())
+    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link)
+
+
+def _forget_parent_signals() -> None:
+    """DataLoader workers and other children of a rank die of SIGTERM as usual."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+"""The life of one rank: connect, build, train, finish. Started by the fork server with DeepSpeed's environment contract.
+
+Exit status 0 means that this rank did what was asked of it (reached the planned end, or stopped at an agreed save); the agent
+proves which of the two from the messages and the files, never from the status alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from launcher.config.models import JobConfig
+from launcher.errors import UserError
+from launcher.link import Link
+from launcher.plan.spec import RankSpec
+
+log = logging.getLogger("ftlaunch.rank")
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where this process stands, from DeepSpeed's environment contract."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @staticmethod
+    def from_environ() -> RankPlace:
+        env = os.environ
+        return RankPlace(int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]))
+
+
+def run_rank(spec: RankSpec, link: Link) -> int:
+    """Train as `spec` says; the process's exit status. A user's mistake prints one line, not a traceback."""
+    place = RankPlace.from_environ()
+    _configure_logging(place.rank)
+    config = JobConfig.model_validate(spec.config)
+    try:
+        _train(spec, config, place, link)
+    except UserError as error:
+        link.send("user_error", message=str(error))
+        print(f"ftlaunch: error: {error}", file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    return 0
+
+
+def _train(spec: RankSpec, config: JobConfig, place: RankPlace, link: Link) -> None:
+    from launcher.train.arguments import training_arguments
+    from launcher.train.model import load_model_and_tokenizer, prepare_model_files
+
+    phases = Phases(link)
+    phases.enter("preparing model files")
+    prepare_model_files(config)
+
+    phases.enter("connecting")
+    connect(spec, place, ddp_timeout_s=int(config.training.get("ddp_timeout", 1800)))
+
+    phases.enter("loading model")
+    # Before the model: ZeRO-3 partitions the weights while they are loaded, which it knows from these arguments.
+    arguments = training_arguments(spec, config)
+    model, tokenizer = load_model_and_tokenizer(spec, config, place, seed=arguments.seed)
+
+    phases.enter("encoding data")
+    from launcher.train.program import FineTuning
+
+    job = FineTuning(spec, config, place, link, phases, arguments, model, tokenizer)
+    job.run()
+    disconnect()
+
+
+class Phases:
+    """Tells the agent what this rank is doing, and how long the last phase took."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._since = time.monotonic()
+        self._name = "importing"
+
+    def enter(self, name: str) -> None:
+        now = time.monotonic()
+        self._link.send("phase", name=name, previous=self._name, previous_s=round(now - self._since, 3))
+        self._name, self._since = name, now
+
+
+def connect(spec: RankSpec, place: RankPlace, *, ddp_timeout_s: int) -> None:
+    """Join the generation's process group. Its port and store are this generation's own, so nothing stale can be read."""
+    import deepspeed
+    import torch
+
+    if spec.device == "cuda":
+        torch.cuda.set_device(place.local_rank)
+    else:
+        from launcher.train.cpu import without_shm_operator
+
+        without_shm_operator()
+    deepspeed.init_distributed(
+        dist_backend="nccl" if spec.device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        timeout=timedelta(seconds=ddp_timeout_s),
+        verbose=False,
+    )
+
+
+def disconnect() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _configure_logging(rank: int) -> None:
+    level = logging.INFO if rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True)
+    for noisy in ("deepspeed", "DeepSpeed", "accelerate", "transformers", "filelock", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def write_traceback(error: BaseException) -> None:
+    """The rank's last words: a plain traceback on standard error, whatever hooks a library has installed."""
+    import traceback
+
+    traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+    sys.stderr.flush()
+
+

@@ -1,0 +1,189 @@
+"""The fine-tuning program: data, trainer, resume, the planned end, and what people look at afterwards."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from launcher.checkpoint.commit import commit_folder, staging_root
+from launcher.config.models import JobConfig
+from launcher.data.batches import Collator, RankBatchSampler, RankLoader, SampleDataset
+from launcher.data.encode import EncodedDataset, encode_dataset
+from launcher.data.order import SampleOrder
+from launcher.data.records import read_records
+from launcher.errors import UserError
+from launcher.link import Link
+from launcher.plan.spec import RankSpec
+from launcher.train.card import model_card
+from launcher.train.resilience import Resilience, barrier, make_readable
+
+if TYPE_CHECKING:
+    from launcher.train.main import Phases, RankPlace
+
+log = logging.getLogger("ftlaunch.train")
+
+_ANSWER_TOKENS = 80
+
+
+class FineTuning:
+    """One rank's part of a generation, from encoded data to the end or an agreed stop."""
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        config: JobConfig,
+        place: RankPlace,
+        link: Link,
+        phases: Phases,
+        arguments: Any,
+        model: Any,
+        tokenizer: Any,
+    ) -> None:
+        self.spec, self.config, self.place = spec, config, place
+        self.link, self.phases = link, phases
+        self.arguments, self.model, self.tokenizer = arguments, model, tokenizer
+
+    def run(self) -> None:
+        if self.config.data is None:
+            raise UserError("data: is missing")
+        train = self._encode(self.config.data.train)
+        evaluation = self._encode(self.config.data.eval) if self.config.data.eval else None
+        self._check_vocabulary(train)
+        if self.spec.resume_from is None:
+            self._answer("base")
+        self.phases.enter("preparing engine")
+        trainer = self._trainer(train, evaluation)
+        trainer.train(resume_from_checkpoint=self.spec.resume_from)
+        if trainer.resilience.stopped_at is not None:
+            self.link.send("stopped", step=trainer.resilience.stopped_at)
+            return
+        self._finish(trainer, evaluation)
+
+    def _encode(self, patterns: list[str] | tuple[str, ...]) -> EncodedDataset:
+        data = self.config.data
+        assert data is not None  # run() has checked
+        records = read_records(patterns, data.format, data.system_prompt)
+        encoded = encode_dataset(records, self.tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt)
+        if encoded.num_truncated and self.place.rank == 0:
+            log.warning("%d of %d samples were cut to %d tokens", encoded.num_truncated, len(encoded), data.max_length)
+        return encoded
+
+    def _check_vocabulary(self, encoded: EncodedDataset) -> None:
+        """A token id beyond the embedding is a device-side assert hours later; here it is one line now."""
+        vocabulary = self.model.get_input_embeddings().num_embeddings if self.spec.zero_stage != 3 else self.model.config.vocab_size
+        largest = int(encoded.input_ids.max())
+        if largest >= vocabulary:
+            raise UserError(
+                f"data: token id {largest} is beyond the model's vocabulary of {vocabulary}: tokenizer and model do not belong "
+                "together. Use the tokenizer of this very model (model.path), or a model whose embedding was resized."
+            )
+
+    def _trainer(self, train: EncodedDataset, evaluation: EncodedDataset | None) -> Resilience:
+        arguments = self.arguments
+        collator = Collator(self.tokenizer.pad_token_id)
+        dataset = SampleDataset(train)
+        order = SampleOrder(
+            num_samples=len(train),
+            batch_size=arguments.per_device_train_batch_size,
+            world_size=self.place.world_size,
+            seed=arguments.data_seed if arguments.data_seed is not None else arguments.seed,
+        )
+
+        def make_loader() -> RankLoader:
+            return RankLoader(
+                dataset,
+                RankBatchSampler(order, self.place.rank),
+                collator,
+                num_workers=arguments.dataloader_num_workers,
+                pin_memory=arguments.dataloader_pin_memory and self.spec.device == "cuda",
+                persistent_workers=arguments.dataloader_persistent_workers,
+                # Its own generator: drawing a worker seed must not move the global random state that resume restores.
+                generator=torch.Generator().manual_seed(order.seed),
+            )
+
+        return Resilience(
+            spec=self.spec,
+            config=self.config,
+            link=self.link,
+            make_loader=make_loader,
+            model=self.model,
+            args=arguments,
+            train_dataset=dataset,
+            eval_dataset=SampleDataset(evaluation) if evaluation else None,
+            data_collator=collator,
+            processing_class=self.tokenizer,
+        )
+
+    def _finish(self, trainer: Resilience, evaluation: EncodedDataset | None) -> None:
+        state = trainer.state
+        if state.global_step < state.max_steps:
+            raise RuntimeError(f"the Trainer stopped by itself at step {state.global_step} of {state.max_steps}")
+        self.phases.enter("evaluating")
+        if evaluation is not None and self.arguments.eval_strategy == "no":
+            trainer.evaluate()
+        self._answer("tuned")
+        self.phases.enter("writing final")
+        final = self._write_final(trainer)
+        self.link.send("finished", step=state.global_step, max_steps=state.max_steps, final=str(final), samples_seen=trainer.samples_seen())
+
+    def _write_final(self, trainer: Resilience) -> Path:
+        """`final/`: adapter or model and tokenizer, committed as a checkpoint is. All ranks take part (ZeRO-3 gathers)."""
+        output_dir = self.spec.output_path
+        staged = staging_root(output_dir) / "final"
+        final = output_dir / "final"
+        trainer.save_model(str(staged), _internal_call=True)
+        barrier()
+        if self.place.rank == 0:
+            (staged / "training_args.bin").unlink(missing_ok=True)
+            self.tokenizer.save_pretrained(staged)
+            (staged / "README.md").write_text(model_card(self.spec, self.config, trainer), "utf-8")
+            make_readable(staged)
+            manifest = trainer.manifest(staged, kind="final")
+            if final.exists():
+                shutil.rmtree(final)
+            commit_folder(staged, final, manifest)
+        barrier()
+        return final
+
+    def _answer(self, which: str) -> None:
+        """Let the model answer `sample_questions` (greedy), on rank 0."""
+        questions = self.config.sample_questions
+        if not questions:
+            return
+        if self.spec.zero_stage == 3:
+            if self.place.rank == 0:
+                log.warning("sample_questions are not asked with ZeRO-3: the weights are spread over the ranks")
+            return
+        self.phases.enter(f"asking the {which} model")
+        if self.place.rank == 0:
+            for question in questions:
+                answer = generate(self.model, self.tokenizer, question)
+                self.link.send("answered", model=which, question=question, answer=answer)
+        barrier()
+
+
+def generate(model: Any, tokenizer: Any, question: str) -> str:
+    messages = [{"role": "user", "content": question}]
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    else:
+        inputs = tokenizer(f"user: {question}\nassistant: ", return_tensors="pt")
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        device = next(model.parameters()).device
+        output = model.generate(
+            **{k: v.to(device) for k, v in inputs.items()},
+            max_new_tokens=_ANSWER_TOKENS,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    model.train(training)
+    answer: str = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return answer.strip()

@@ -1,0 +1,273 @@
+"""What makes a Transformers Trainer survive: agreed saves, committed checkpoints, exact resume, a record of every sample.
+
+`ResilientTrainer` is our own program's trainer. Everything it adds sits in this module, so that another Trainer can be given
+the same by mixing `Resilience` in.
+
+Agreed saves (see docs/agreed-saves.md for the argument): on "prepare" a rank says at which step it is and waits; the first
+such answer k fixes the step to k + 1, because no rank can finish step k + 1 while one waits before it. All ranks then save at
+k + 1 without any collective of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers.trainer as trainer_module
+from deepspeed.runtime.engine import DeepSpeedEngine
+from transformers import Trainer, TrainerCallback
+
+from launcher.checkpoint.commit import commit_folder, prune, staging_root
+from launcher.checkpoint.manifest import Manifest, record_files
+from launcher.checkpoint.verify import missing_state
+from launcher.config.models import JobConfig
+from launcher.data.batches import SAMPLE_KEY, RankLoader
+from launcher.data.order import GHOST
+from launcher.errors import UserError
+from launcher.link import Link
+from launcher.plan.spec import Drill, RankSpec
+from launcher.train.versions import stack_versions
+
+log = logging.getLogger("ftlaunch.resilience")
+
+_DECISION_WAIT_S = 30.0  # the agent answers within milliseconds; at this bound the rank trains on and says so
+_IDS_PER_MESSAGE = 4096  # keeps a message well below the channel's limit
+
+
+def seek_instead_of_skipping() -> None:
+    """Let the Trainer start our loader at a position; other loaders keep accelerate's way (draw and drop)."""
+    original = trainer_module.skip_first_batches
+
+    def start_at(loader: Any, num_batches: int = 0) -> Any:
+        return loader.starting_at(num_batches) if isinstance(loader, RankLoader) else original(loader, num_batches)
+
+    if getattr(original, "__name__", "") != "start_at":
+        trainer_module.skip_first_batches = start_at
+
+
+class StopRequest:
+    """The agent's wish that this run stops at an agreed step, as this rank has heard of it so far."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._save_at: int | None = None
+
+    def check(self, step: int) -> bool:
+        """Called after every optimizer step: True when the agreed save is due now."""
+        for message in self._link.poll():
+            if message["kind"] == "save_at":
+                self._save_at = int(message["step"])
+            elif message["kind"] == "prepare_save":
+                self._link.send("at_step", step=step)
+                if self._save_at is None:
+                    self._wait_for_decision()
+        return self._save_at is not None and step >= self._save_at
+
+    def _wait_for_decision(self) -> None:
+        decision = self._link.wait_for("save_at", _DECISION_WAIT_S)
+        if decision is not None:
+            self._save_at = int(decision["step"])
+        elif not self._link.closed:
+            log.warning("the agent has named no step to save at within %.0f s; training goes on", _DECISION_WAIT_S)
+
+
+class ResilienceCallback(TrainerCallback):
+    """Tells the agent about every step, carries out drills, and turns an agreed save into the Trainer's own."""
+
+    def __init__(self, spec: RankSpec, link: Link, rank: int) -> None:
+        self.link = link
+        self.rank = rank
+        self.drills: tuple[Drill, ...] = tuple(d for d in spec.drills if d.rank == rank)
+        self.stop = StopRequest(link)
+        self.samples: list[int] = []
+        self.stopped_at: int | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.link.send(
+            "phase",
+            name="training",
+            max_steps=state.max_steps,
+            step=state.global_step,
+            num_samples=len(kwargs["train_dataloader"].dataset),
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        for start in range(0, max(len(self.samples), 1), _IDS_PER_MESSAGE):
+            self.link.send("step", step=step, samples=self.samples[start : start + _IDS_PER_MESSAGE])
+        self.samples = []
+        self._drill(step)
+        if self.stop.check(step) and step < state.max_steps:
+            self.stopped_at = step
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.rank == 0 and logs and "loss" in logs:
+            self.link.send("log", step=state.global_step, loss=float(logs["loss"]), learning_rate=float(logs["learning_rate"]))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any) -> None:
+        if self.rank == 0 and metrics and "eval_loss" in metrics:
+            self.link.send("evaluated", step=state.global_step, loss=float(metrics["eval_loss"]))
+
+    def _drill(self, step: int) -> None:
+        for drill in self.drills:
+            if drill.step == step:
+                self.link.send("drill", number=drill.number, signal=drill.signal, step=step)
+                os.kill(os.getpid(), getattr(signal, drill.signal))
+
+
+class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
+    """A Trainer whose checkpoints are committed whole and whose data position is exact."""
+
+    def __init__(
+        self,
+        *args: Any,
+        spec: RankSpec,
+        config: JobConfig,
+        link: Link,
+        make_loader: Callable[[], RankLoader],
+        **kwargs: Any,
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.link = link
+        self._make_loader = make_loader
+        self._staging = False
+        self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index)
+        super().__init__(*args, **kwargs)
+        self.add_callback(self.resilience)
+        seek_instead_of_skipping()
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> RankLoader:
+        return self._make_loader()
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        ids = inputs.pop(SAMPLE_KEY).tolist()
+        self.resilience.samples.extend(i for i in ids if i != GHOST)
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        inputs.pop(SAMPLE_KEY, None)
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    # -- engine and resume --------------------------------------------------------------------------------------------------------
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        started = time.monotonic()
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if not isinstance(self.model_wrapped, DeepSpeedEngine):
+            raise UserError(
+                "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when ACCELERATE_USE_CPU is set. "
+                "Unset the ACCELERATE_* variables of the image and of `env`."
+            )
+        if resume_from_checkpoint is not None:
+            self.link.send(
+                "resumed",
+                step=self.state.global_step,
+                tier="disk",
+                path=resume_from_checkpoint,
+                samples_seen=self.samples_seen(),
+                seconds=round(time.monotonic() - started, 3),
+            )
+        return prepared
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
+        positions = super()._init_training_state(max_steps, *args, **kwargs)
+        # A resumed state brings the intervals of the old start along; the job.yaml of this start decides.
+        self.state.compute_steps(self.args, max_steps)
+        return positions
+
+    # -- save ----------------------------------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(staging_root(self.spec.output_path)) if self._staging else str(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        started = time.monotonic()
+        step = self.state.global_step
+        self.link.send("phase", name="saving", step=step)
+        self._staging = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = False
+        barrier()
+        if self.args.process_index == 0:
+            self._commit(step, started)
+        barrier()
+        self.link.send("phase", name="training", step=step)
+
+    def _commit(self, step: int, started: float) -> None:
+        output_dir = self.spec.output_path
+        staged = staging_root(output_dir) / f"checkpoint-{step}"
+        make_readable(staged)
+        missing = missing_state(staged, step, self.args.world_size, zero_stage=self.spec.zero_stage)
+        if missing:
+            raise RuntimeError(f"the checkpoint of step {step} is not complete and was not committed: {missing}")
+        manifest = self.manifest(staged, kind="checkpoint")
+        committed = commit_folder(staged, output_dir / staged.name, manifest)
+        deleted = prune(output_dir, keep=self.config.checkpoint.keep)
+        seconds = round(time.monotonic() - started, 3)
+        self.link.send(
+            "checkpoint_saved",
+            step=step,
+            tier="disk",
+            path=str(committed.path),
+            bytes=committed.total_bytes,
+            stall_seconds=seconds,
+            durable_seconds=seconds,
+            pruned=[path.name for path in deleted],
+        )
+
+    def manifest(self, folder: Path, *, kind: str) -> Manifest:
+        """The manifest of `folder` as it is now on disk (reads every file once)."""
+        spec = self.spec
+        return Manifest(
+            kind=kind,
+            step=self.state.global_step,
+            world_size=self.args.world_size,
+            num_nodes=spec.num_nodes,
+            precision=spec.precision,
+            run_id=spec.run_id,
+            config_sha=spec.config_sha,
+            identity=spec.identity,
+            samples_seen=self.samples_seen(),
+            planned_steps=self.state.max_steps,
+            plan={key: self.config.training.get(key) for key in ("max_steps", "num_train_epochs")},
+            versions=stack_versions(),
+            files=record_files(folder),
+        )
+
+    def samples_seen(self) -> int:
+        """Samples that the weights have learned from, over all epochs and ranks (a function of the step alone)."""
+        order = self._make_loader().batch_sampler.order
+        accumulation = self.args.gradient_accumulation_steps
+        steps_per_epoch = -(-order.num_batches // accumulation)
+        epochs, steps = divmod(self.state.global_step, steps_per_epoch)
+        in_epoch = min(steps * accumulation * order.places_per_batch, order.num_samples)
+        return int(epochs * order.num_samples + in_epoch)
+
+
+def barrier() -> None:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()
+
+
+def make_readable(folder: Path) -> None:
+    """Give files the mode that the umask asks for: safetensors 0.8 writes them 0600, unreadable for another uid on NAS."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~umask)
