@@ -13,6 +13,7 @@ from typing import IO, TextIO
 
 _PROGRESS_EVERY_S = 10.0
 _BAR_CELLS = 24
+_OWN_INFO = " ftlaunch.rank INFO "  # what the agent shows itself, from the same rank's messages
 
 
 class Console:
@@ -68,8 +69,10 @@ class Console:
             if not line.endswith(b"\n"):
                 stream.seek(-len(line), 1)
                 return
+            text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
+            if _OWN_INFO in text:
+                continue
             self._clear_bar()
-            text = line.decode("utf-8", "replace").rstrip("\r\n")
             print(self._paint("2", f"[{prefix}] ") + text if self.tty else text, file=self._stream)
         self._stream.flush()
 

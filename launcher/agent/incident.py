@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
     NodeEvidence,
     RankEvidence,
+    name_exit,
     read_cgroup_oom_kills,
     read_kernel_lines,
     read_shm,
@@ -34,6 +35,7 @@ class Incident:
 
     fault_class: str
     retryable: bool
+    label: str = ""  # for one line: who ended how
     verdict: Verdict | None = None
     bundle: Path | None = None
     input_error_code: int | None = None
@@ -64,7 +66,8 @@ class IncidentRecorder:
             code = exit_.code if exit_ is not None and exit_.code in (2, 3) else int(ExitCode.WRONG_INPUT)
             return Incident("input", retryable=False, input_error_code=code, message=message)
         evidence = [self._rank_evidence(lifecycle, rank) for rank in ranks]
-        return self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation})
+        incident = self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation})
+        return replace(incident, label=_label(incident, evidence))
 
     def fork_server_failed(self, generation: int, failure: ForkServerFailed) -> Incident:
         """The imports failed: the fork server's own log is the evidence."""
@@ -131,10 +134,19 @@ class IncidentRecorder:
         as_json = verdict.to_json()
         self._events.emit(
             "incident",
-            **{"class": verdict.cls},
+            **{"class": verdict.cls},  # a keyword of Python
             retryable=verdict.retryable,
             culprit_rank=verdict.culprit.rank if verdict.culprit else None,
             evidence=as_json["evidence"],
             bundle=os.fspath(bundle),
         )
-        return Incident(verdict.cls, verdict.retryable, verdict, bundle)
+        return Incident(verdict.cls, verdict.retryable, verdict=verdict, bundle=bundle)
+
+
+def _label(incident: Incident, evidence: Sequence[RankEvidence]) -> str:
+    culprit = incident.verdict.culprit.rank if incident.verdict and incident.verdict.culprit else None
+    for rank in evidence:
+        if rank.rank == culprit:
+            step = f" after step {rank.last_step}" if rank.last_step else ""
+            return f"{incident.fault_class}: rank {rank.rank} {name_exit(rank.exit_code, rank.signal)}{step}"
+    return incident.fault_class

@@ -56,7 +56,7 @@ def summarise(output_dir: Path, progress: Progress, *, started_at_step: int) -> 
 
 def render_summary(summary: RunSummary, exit_code: ExitCode, output_dir: Path) -> str:
     planned = f" of {summary.planned_steps}" if summary.planned_steps else ""
-    faults = ", ".join(summary.faults) if summary.faults else "none"
+    faults = "; ".join(summary.faults) if summary.faults else "none"
     rows = [
         ("steps", f"{summary.steps}{planned}, {summary.steps_redone} redone"),
         ("faults survived" if exit_code is ExitCode.FINISHED else "faults", f"{len(summary.faults)} ({faults})"),

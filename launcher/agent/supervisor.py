@@ -195,7 +195,7 @@ class Supervisor:
                 incident.input_error_code,
             )
         )
-        self.progress.faults.append(incident.fault_class)
+        self.progress.faults.append(incident.label or incident.fault_class)
         decision = decide(
             self._history,
             max_without_progress=self.settings.max_without_progress,

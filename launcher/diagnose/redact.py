@@ -26,7 +26,7 @@ _PLAIN_NAME = re.compile(
 _VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s,;&"')}\]]+)"""
 _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S), HIDDEN),
-    (re.compile(r"\b([a-z][a-z0-9+.\-]*://)[^\s/@'\"]+@", re.I), rf"\1{HIDDEN}@"),
+    (re.compile(r"\b([a-z][a-z0-9+.\-]{0,20}://)[^\s/@'\"]{1,400}@", re.I), rf"\1{HIDDEN}@"),
     (re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{6,}", re.I), rf"\1 {HIDDEN}"),
     (re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"), HIDDEN),
     (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_\-]{8,}"), HIDDEN),
@@ -35,8 +35,8 @@ _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|ya29\.|AIza)[A-Za-z0-9_\-]{8,}"), HIDDEN),
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{5,}\.[A-Za-z0-9_\-]{5,}\.[A-Za-z0-9_\-]*"), HIDDEN),
 )
-_ASSIGNED = re.compile(rf"(?P<name>[A-Za-z][A-Za-z0-9_.\-]*)(?P<sep>['\"]?\s*[=:]\s*)(?P<value>{_VALUE})")
-_OPTION = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][A-Za-z0-9_\-]*)(?P<sep>\s+)(?P<value>{_VALUE})")
+_ASSIGNED = re.compile(rf"(?<![\w.\-])(?P<name>[A-Za-z][\w.\-]{{0,80}})(?P<sep>['\"]?\s{{0,8}}[=:]\s{{0,8}})(?P<value>{_VALUE})")
+_OPTION = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w\-]{{0,80}})(?P<sep>\s{{1,8}})(?P<value>{_VALUE})")
 
 
 def is_secret_name(name: str) -> bool:

@@ -55,6 +55,7 @@ def proposals(device: str, num_ranks: int, num_usable_cpus: int, network: Networ
     wanted = [
         ours("GLOO_SOCKET_IFNAME", network.interface, network.reason),
         ours("TOKENIZERS_PARALLELISM", "false", "the tokenizer's threads do not survive the fork of DataLoader workers"),
+        ours("TQDM_DISABLE", "1", "the agent shows progress; bars of every library would fill the logs"),
         ours("PYTHONUNBUFFERED", "1", "a killed rank's last lines are in its log"),
         ours("OMP_NUM_THREADS", str(max(1, num_usable_cpus // num_ranks)), f"{num_usable_cpus} CPUs for {num_ranks} rank(s)"),
     ]

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -116,6 +117,8 @@ def disconnect() -> None:
 def _configure_logging(rank: int) -> None:
     level = logging.INFO if rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True)
+    # Deprecations between DeepSpeed, Transformers and torch: nothing a user of ftlaunch can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     for noisy in ("deepspeed", "DeepSpeed", "accelerate", "transformers", "filelock", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

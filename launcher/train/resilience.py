@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import transformers.trainer as trainer_module
 from deepspeed.runtime.engine import DeepSpeedEngine
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from launcher.checkpoint.commit import commit_folder, prune, staging_root
 from launcher.checkpoint.manifest import Manifest, record_files
@@ -36,6 +36,7 @@ from launcher.plan.spec import Drill, RankSpec
 from launcher.train.versions import stack_versions
 
 log = logging.getLogger("ftlaunch.resilience")
+rank_log = logging.getLogger("ftlaunch.rank")  # for what the agent shows as well
 
 _DECISION_WAIT_S = 30.0  # the agent answers within milliseconds; at this bound the rank trains on and says so
 _IDS_PER_MESSAGE = 4096  # keeps a message well below the channel's limit
@@ -111,7 +112,9 @@ class ResilienceCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.rank == 0 and logs and "loss" in logs:
-            self.link.send("log", step=state.global_step, loss=float(logs["loss"]), learning_rate=float(logs["learning_rate"]))
+            loss, rate = float(logs["loss"]), float(logs["learning_rate"])
+            rank_log.info("step %d of %d: loss %.4f, learning rate %.3g", state.global_step, state.max_steps, loss, rate)
+            self.link.send("log", step=state.global_step, loss=loss, learning_rate=rate)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any) -> None:
         if self.rank == 0 and metrics and "eval_loss" in metrics:
@@ -144,6 +147,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index)
         super().__init__(*args, **kwargs)
         self.add_callback(self.resilience)
+        self.remove_callback(PrinterCallback)  # the same figures go to the agent, which shows them
         seek_instead_of_skipping()
 
     # -- data ----------------------------------------------------------------------------------------------------------
