@@ -133,7 +133,8 @@ def _supervisor(
         output_dir=str(output_dir),
         run_id=past.run_id,
         generation=past.last_generation + 1,
-        config=config.model_dump(mode="json", exclude_unset=True),
+        # Ranks have `env` as their environment; values that may be secrets stay out of the file.
+        config=config.model_dump(mode="json", exclude_unset=True, exclude={"env"}),
         config_sha=job.sha,
         device=plan.device.value,
         precision=plan.precision.value,

@@ -49,7 +49,7 @@ def _shown(line: EvidenceLine) -> str:
     text = line.text.strip()
     text = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + " ..."
     who = "" if line.rank is None or line.rank < 0 else f"rank {line.rank}, "
-    return f"{text}\n    ({who}{line.file}:{line.line})"
+    return f"{text}\n    ({who}{line.file}{f':{line.line}' if line.line else ''})"
 
 
 def write_bundle(  # noqa: PLR0917  every part of an incident, in the order in which it is read

@@ -51,8 +51,8 @@ KILLED_FROM_OUTSIDE = Fault(
     cls="unknown",
     action="retry",
     cause=Text(
-        "{where} was killed from outside with SIGKILL; the kernel counted no out-of-memory kill in this container.",
-        "{where} 被外部以 SIGKILL 杀死；内核没有在本容器中记录内存不足（OOM）杀进程。",
+        "{where} was killed from outside with SIGKILL; nothing shows that the kernel did it for memory.",
+        "{where} 被外部以 SIGKILL 杀死；没有迹象表明是内核因内存不足所为。",
     ),
     remedy=Text(
         "Nothing in the job needs to change. If it repeats, ask who sends it: the scheduler, a node agent, or a "

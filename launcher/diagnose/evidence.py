@@ -18,6 +18,7 @@ NumberedLines = tuple[tuple[int, str], ...]
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _DMESG_WAIT_S = 5.0
+_MAX_LINE_CHARS = 8000
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,14 @@ class NodeEvidence:
 
 
 def clean_line(raw: str) -> str:
-    """What a terminal would have shown: no colour codes, and of a redrawn progress bar only its last state."""
-    return _ANSI.sub("", raw.rstrip("\r\n")).rsplit("\r", 1)[-1].rstrip()
+    """What a terminal would have shown: no colour codes, and of a redrawn progress bar only its last state.
+
+    A line longer than _MAX_LINE_CHARS (a dumped tensor, binary data) loses its middle, so that matching stays fast.
+    """
+    line = _ANSI.sub("", raw.rstrip("\r\n")).rsplit("\r", 1)[-1].rstrip()
+    if len(line) > _MAX_LINE_CHARS:
+        return f"{line[: _MAX_LINE_CHARS // 2]} ... {line[-_MAX_LINE_CHARS // 4 :]}"
+    return line
 
 
 def number_lines(text: str, first_line: int = 1) -> NumberedLines:

@@ -15,7 +15,7 @@ from launcher.diagnose.match import Match, rank_named_in
 # What a launcher's own summary says about a rank's end, for logs that come without exit codes.
 _EXIT_LINE = re.compile(
     r"exitcode\s*:\s*(-?\d+)|exits with return code = (-?\d+)|Signal (?P<signal>\d+) \(SIG\w+\) received by PID"
-    r"|exit(?:ed with)?(?: exit)? code:? (-?\d+)"
+    r"|exit(?:ed with)?(?: exit)? code:? (-?\d+)|died with <Signals\.SIG\w+: (?P<died>\d+)>"
 )
 # -15 and -6 mostly follow from another rank's end, so the others are looked at first.
 SIGNAL_ORDER = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM)
@@ -45,7 +45,7 @@ def find_ends(rank: RankEvidence) -> Iterable[End]:
     for index, (line, text) in enumerate(rank.tail):
         if found := _EXIT_LINE.search(text):
             number = int(next(group for group in found.groups() if group))
-            exit_code, by_signal = (None, number) if found["signal"] else (number, None)
+            exit_code, by_signal = (None, number) if found["signal"] or found["died"] else (number, None)
             if number:
                 yield End(exit_code, by_signal, index, line, text)
     if not rank.killed_by_us and (rank.exit_code or rank.signal):

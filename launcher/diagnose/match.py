@@ -15,12 +15,15 @@ from launcher.diagnose.fault import Fault, Strength, compile_pattern
 
 _LINES_BEFORE = 80  # a traceback and the progress bar above it
 _LINES_AFTER = 40  # and the traceback below a warning
+_LINES_KEPT = 400  # before the last steps: what is older belongs to a time when all was well
 _STEPS_SURVIVED = 3  # ranks are at most a step apart, so three more steps prove that nobody died
 
 # Prefixes by which consoles tell ranks apart; without them, wrapped messages join and exceptions begin a line.
 _PREFIX = re.compile(r"^(?:\[(?:rank|default)(?P<rank>\d+)\]:(?!\[)\s?|│\s?)")
 _RANK = re.compile(r"\[(?:rank|default|Rank )(\d+)\]|\[PG .{0,60}?Rank (\d+)\]|\blocal_rank\s*: (\d+)")
-_STEP = re.compile(r"['\"]?\bloss['\"]?\s*[:=]\s*-?[\d.]+|\b(?:iteration|step)\s*[:=]?\s*\d+\s*[/|,:]", re.IGNORECASE)
+_STEP = re.compile(
+    r"(?:loss|LOSS|Loss)['\"]?\s{0,4}[:=]\s{0,4}-?[\d.]+|(?:iteration|[Ss]tep)\s{0,4}[:=]?\s{0,4}\d+\s{0,4}[/|,:]"
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ def _compiled() -> tuple[tuple[Fault, Strength, re.Pattern[str], re.Pattern[str]
 def find_matches(lines: NumberedLines) -> tuple[Match, ...]:
     """At most one match per line: the first entry of the catalogue that knows it, in the order of the log."""
     stripped = [_PREFIX.sub("", text) for _, text in lines]
-    starts = list(accumulate((len(text) + 1 for text in stripped), initial=0))
-    whole = "\n".join(stripped)
+    last_survived = _last_survived(stripped)
+    first = max(0, last_survived - _LINES_KEPT)
+    starts = list(accumulate((len(text) + 1 for text in stripped[first:]), initial=0))
+    whole = "\n".join(stripped[first:])
     by_line: dict[int, Match] = {}
     for fault, strength, pattern, near in _compiled():
         for found in pattern.finditer(whole):
-            index = bisect_right(starts, found.start()) - 1
+            index = first + bisect_right(starts, found.start()) - 1
             if index in by_line or (near and not near.search("\n".join(_around(stripped, index)))):
                 continue
             values = {name: value for name, value in found.groupdict().items() if value is not None}
@@ -61,7 +66,15 @@ def find_matches(lines: NumberedLines) -> tuple[Match, ...]:
                 continue
             number, text = lines[index]
             by_line[index] = Match(fault, strength, index, number, text, tuple(values.items()), rank_named_in(text))
-    return _weigh([by_line[index] for index in sorted(by_line)], stripped)
+    return _weigh([by_line[index] for index in sorted(by_line)], last_survived)
+
+
+def _last_survived(lines: Sequence[str]) -> int:
+    """The index of the line before which nothing can have been fatal, because training went on; -1 if none."""
+    steps = [
+        i for i, line in enumerate(lines) if ("oss" in line or "tep" in line or "iter" in line) and _STEP.search(line)
+    ]
+    return steps[-_STEPS_SURVIVED] if len(steps) >= _STEPS_SURVIVED else -1
 
 
 def rank_named_in(line: str) -> int | None:
@@ -74,15 +87,13 @@ def _around(lines: Sequence[str], index: int) -> Sequence[str]:
     return lines[max(0, index - _LINES_BEFORE) : index + 1 + _LINES_AFTER]
 
 
-def _weigh(matches: list[Match], lines: Sequence[str]) -> tuple[Match, ...]:
+def _weigh(matches: Sequence[Match], last_survived: int) -> tuple[Match, ...]:
     """Turns order within the log into strength.
 
     - an error after which training went on for some steps killed nobody: a hint;
     - an exception that nobody knows, raised after a known fault, is its echo;
     - a scheduler's word after another error or a stall is about the clean-up, and what follows it is its consequence.
     """
-    steps = [i for i, line in enumerate(lines) if _STEP.search(line)]
-    last_survived = steps[-_STEPS_SURVIVED] if len(steps) >= _STEPS_SURVIVED else -1
     weighed: list[Match] = []
     fallen = preempted = False
     for match in matches:

@@ -35,7 +35,9 @@ _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|ya29\.|AIza)[A-Za-z0-9_\-]{8,}"), HIDDEN),
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{5,}\.[A-Za-z0-9_\-]{5,}\.[A-Za-z0-9_\-]*"), HIDDEN),
 )
-_ASSIGNED = re.compile(rf"(?<![\w.\-])(?P<name>[A-Za-z][\w.\-]{{0,80}})(?P<sep>['\"]?\s{{0,8}}[=:]\s{{0,8}})(?P<value>{_VALUE})")
+_ASSIGNED = re.compile(
+    rf"(?<![\w.\-])(?P<name>[A-Za-z][\w.\-]{{0,80}})(?P<sep>['\"]?\s{{0,8}}[=:]\s{{0,8}})(?P<value>{_VALUE})"
+)
 _OPTION = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w\-]{{0,80}})(?P<sep>\s{{1,8}})(?P<value>{_VALUE})")
 
 

@@ -3,9 +3,7 @@
 `ResilientTrainer` is our own program's trainer. Everything it adds sits in this module, so that another Trainer can be given
 the same by mixing `Resilience` in.
 
-Agreed saves (see docs/agreed-saves.md for the argument): on "prepare" a rank says at which step it is and waits; the first
-such answer k fixes the step to k + 1, because no rank can finish step k + 1 while one waits before it. All ranks then save at
-k + 1 without any collective of ours.
+Agreed saves are in `stop_request.py`; the argument for them is in docs/agreed-saves.md.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from launcher.data.order import GHOST
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import Drill, RankSpec
+from launcher.train.stop_request import StopRequest
 from launcher.train.versions import stack_versions
 
 log = logging.getLogger("ftlaunch.resilience")
 rank_log = logging.getLogger("ftlaunch.rank")  # for what the agent shows as well
 
-_DECISION_WAIT_S = 30.0  # the agent answers within milliseconds; at this bound the rank trains on and says so
 _IDS_PER_MESSAGE = 4096  # keeps a message well below the channel's limit
 
 
@@ -51,32 +49,6 @@ def seek_instead_of_skipping() -> None:
 
     if getattr(original, "__name__", "") != "start_at":
         trainer_module.skip_first_batches = start_at
-
-
-class StopRequest:
-    """The agent's wish that this run stops at an agreed step, as this rank has heard of it so far."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._save_at: int | None = None
-
-    def check(self, step: int) -> bool:
-        """Called after every optimizer step: True when the agreed save is due now."""
-        for message in self._link.poll():
-            if message["kind"] == "save_at":
-                self._save_at = int(message["step"])
-            elif message["kind"] == "prepare_save":
-                self._link.send("at_step", step=step)
-                if self._save_at is None:
-                    self._wait_for_decision()
-        return self._save_at is not None and step >= self._save_at
-
-    def _wait_for_decision(self) -> None:
-        decision = self._link.wait_for("save_at", _DECISION_WAIT_S)
-        if decision is not None:
-            self._save_at = int(decision["step"])
-        elif not self._link.closed:
-            log.warning("the agent has named no step to save at within %.0f s; training goes on", _DECISION_WAIT_S)
 
 
 class ResilienceCallback(TrainerCallback):

@@ -36,9 +36,9 @@ HUB: tuple[Fault, ...] = (
         ),
         cause=Text("{where}: the Hub was overloaded or briefly down.", "{where}：Hub 过载或短暂不可用。"),
         remedy=Text(
-            "Started again with a pause. To be independent of it, download the model once and give its folder in "
+            "Run it again after a pause. To be independent of it, download the model once and give its folder in "
             "model.path.",
-            "稍后重新启动。若不想依赖 Hub，请先下载模型并在 model.path 中填写本地目录。",
+            "稍后重新运行。若不想依赖 Hub，请先下载模型并在 model.path 中填写本地目录。",
         ),
     ),
     Fault(
@@ -52,7 +52,7 @@ HUB: tuple[Fault, ...] = (
             r"requests\.exceptions\.(?:ConnectionError|ProxyError|SSLError|ConnectTimeout|ReadTimeout)",
             r"OfflineModeIsEnabled",
         ),
-        vague=(r"\bhttpx2?\.(?:Connect|Read|Proxy)\w*",),
+        vague=(r"httpx2?\.(?:Connect|Read|Proxy)\w*",),
         cause=Text(
             "{where}: the Hub cannot be reached from this node, and the files are not in its cache.",
             "{where}：该节点无法访问 Hub，且缓存中没有所需文件。",
@@ -74,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Failed to import \S+ because of the following error",
             r"cannot open shared object file",
             r"version `?GLIBC(?:XX)?_\S+ not found",
-            r"\w+\.dtype size changed",
+            r"\.dtype size changed",
             r"ImportError: .{0,120}(?:cannot import name|DLL load failed|requires )",
             r"cannot import name '\w+' from",
             r"ModuleNotFoundError: No module named",
@@ -161,7 +161,7 @@ FAULTS: tuple[Fault, ...] = (
         scheduler=(
             r"DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT|NODE FAILURE)",
             r"CANCELLED AT \S+",
-            r"this job is preempted",
+            r"this job is preempted|Job has timed out",
             r"SignalException: Process \d+ got signal: (?:15|1|2)\b",
             r"(?:[Rr]eceived|[Cc]aught) (?:signal )?(?:SIGTERM|SIGUSR1|SIGHUP)",
             r"(?:instance|node|pod).{0,40}(?:will be|is being|was) (?:preempted|reclaimed|evicted)",
@@ -185,14 +185,14 @@ FAULTS: tuple[Fault, ...] = (
             r"(?!SystemExit|DistBackend|ChildFailed|CalledProcess)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
             r"|Exception(?::[^\n]*|$))",
         ),
+        hints=(r"(?P<error>CalledProcessError: [^\n]*)",),  # of a launcher it is an echo, of the program a cause
         cause=Text(
             "{where} raised an exception that a rerun would raise again: {error}",
             "{where} 抛出异常，重新运行仍会发生：{error}",
         ),
         remedy=Text(
-            "Mend the program or its input at the frame below; nothing was started again, because the result would "
-            "be the same.",
-            "请在下面的代码位置修正程序或输入；由于结果会相同，没有重新启动。",
+            "Mend the program or its input at the frame below; a rerun would end the same way.",
+            "请在下面的代码位置修正程序或输入；重新运行的结果会相同。",
         ),
     ),
 )

@@ -20,18 +20,18 @@ FAULTS: tuple[Fault, ...] = (
             r"oom_reaper: reaped process \d+",
             r"Detected \d+ oom[_-]kill event",
             r"oom-kill event\(s\)",
-            r"task [\d,\-]+: Out Of Memory",
-            r"\bOOMKilled\b",
+            r"tasks? [\d,\-]+: Out Of Memory",
+            r"OOMKilled\b",
             r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",
         ),
         errors=(
             r"DataLoader worker \(pid \d+\) is killed by signal: Killed",
             r"DefaultCPUAllocator: (?:can't|not enough memory)",
             r"\[Errno 12\] Cannot allocate memory",
-            r"\bstd::bad_alloc\b",
+            r"std::bad_alloc\b",
             r"^(?:numpy\S*)?MemoryError\b",
         ),
-        vague=(r"^Killed$|: line \d+: +\d+ Killed\b",),
+        vague=(r"^Killed$|: line \d+: +\d+ Killed\b|tasks? [\d,\-]+: Killed",),
         cause=Text(
             "{where}: the host's memory ran out and the kernel killed a process for it (the proof is the line "
             "below; a bare SIGKILL only makes it probable).",
@@ -67,12 +67,13 @@ FAULTS: tuple[Fault, ...] = (
             r"is killed by signal: Bus error",
             r"Unexpected bus error encountered in worker",
             r"unable to (?:allocate|open) shared memory ?(?:\(shm\)|object)",
+            r"unable to (?:write to|resize|mmap \d+ bytes from) file </torch_",
             r"Couldn't allocate shared memory segment",
             r"Error while creating shared memory segment",
             r"failed to create shared memory file",
             r"/dev/shm\S* .{0,120}No space left on device|No space left on device.{0,80}/dev/shm",
             r"Fatal Python error: Bus error",
-            r"^Bus error\b|: line \d+: +\d+ Bus error\b",
+            r"^Bus error\b|: line \d+: +\d+ Bus error\b|tasks? [\d,\-]+: Bus error",
         ),
         cause=Text(
             "{where}: /dev/shm is too small; DataLoader workers and NCCL keep their buffers there.",
@@ -202,8 +203,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：{path} 之前可访问，训练中途却被拒绝：网络文件系统的挂载或票据失效。",
         ),
         remedy=Text(
-            "Started again. If it repeats, check the mount and the life of its ticket (`klist`, `mount`).",
-            "已重新启动。若反复出现，请检查挂载及其票据有效期（`klist`、`mount`）。",
+            "Run it again. If it repeats, check the mount and the life of its ticket (`klist`, `mount`).",
+            "可直接重新运行。若反复出现，请检查挂载及其票据有效期（`klist`、`mount`）。",
         ),
     ),
     Fault(

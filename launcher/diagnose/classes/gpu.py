@@ -6,9 +6,9 @@ from launcher.diagnose.fault import Fault
 from launcher.i18n import Text
 
 _OTHER_NODE = Text(
-    "Started again without this node. Have the card drained and reset or replaced (`nvidia-smi -q`, `dmesg | grep "
-    "-i xid`).",
-    "已排除该节点并重新启动。请对该卡做下线、复位或更换（`nvidia-smi -q`、`dmesg | grep -i xid`）。",
+    "Run it again without this node. Have the card drained and reset or replaced (`nvidia-smi -q`, `dmesg | grep -i "
+    "xid`).",
+    "请排除该节点后重新运行。请对该卡做下线、复位或更换（`nvidia-smi -q`、`dmesg | grep -i xid`）。",
 )
 
 
@@ -34,7 +34,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="gpu_off_bus",
         action="retry_excluding_node",
         kernel=(_xid("79"), r"fallen off the bus"),
-        errors=(r"Unable to determine the device handle for [gG][pP][uU]", r"\bGPU is lost\b"),
+        errors=(r"Unable to determine the device handle for [gG][pP][uU]", r"GPU is lost\b"),
         cause=Text(
             "{where}: a GPU has fallen off the PCI bus; the host can no longer reach it.",
             "{where}：GPU 已从 PCI 总线掉卡，主机无法再访问。",
@@ -61,7 +61,7 @@ FAULTS: tuple[Fault, ...] = (
         action="retry_excluding_node",
         kernel=(_xid("61", "62", "69", "119", "120", "140", "143", "154"), r"GPU recovery action changed from"),
         errors=(
-            r"CUDA error: unknown error|CUDA_ERROR_UNKNOWN|cuda runtime error \(30\)",
+            r"CUDA error: unknown error|CUDA unknown error|CUDA_ERROR_UNKNOWN|cuda runtime error \(30\)",
             r"CUDA-capable device\(s\) is/are busy or unavailable",
             r"CUDA error: system not yet initialized|cuda runtime error \(802\)|Error 802: system not yet initialized",
             r"\bGPU [Hh]ang\b|HW Exception by GPU node|[Gg][Pp][Uu] requires reset",
@@ -99,9 +99,9 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：GPU 核函数访问了非法显存；一次可能是偶然，若总在同一步则是程序缺陷。",
         ),
         remedy=Text(
-            "Started again once. If it comes back at the same step: run with env.CUDA_LAUNCH_BLOCKING: 1 to see the "
+            "Run it again once. If it comes back at the same step: run with env.CUDA_LAUNCH_BLOCKING: 1 to see the "
             "real frame, and suspect custom kernels (flash-attn, triton, bitsandbytes) first.",
-            "已重启一次。若在同一步再次出现：设置 env.CUDA_LAUNCH_BLOCKING: 1 查看真实调用栈，"
+            "先重新运行一次。若在同一步再次出现：设置 env.CUDA_LAUNCH_BLOCKING: 1 查看真实调用栈，"
             "优先怀疑自定义核函数（flash-attn、triton、bitsandbytes）。",
         ),
     ),
@@ -115,9 +115,10 @@ FAULTS: tuple[Fault, ...] = (
         ),
         cause=Text("{where}: a GPU kernel failed or hung.", "{where}：GPU 核函数执行失败或卡死。"),
         remedy=Text(
-            "Started again once. If the same card fails again, exclude its node; if every card does, suspect the "
+            "Run it again once. If the same card fails again, exclude its node; if every card does, suspect the "
             "kernel (CUDA_LAUNCH_BLOCKING=1).",
-            "已重启一次。若同一张卡再次失败，请排除该节点；若每张卡都失败，则怀疑核函数（CUDA_LAUNCH_BLOCKING=1）。",
+            "先重新运行一次。若同一张卡再次失败，请排除该节点；若每张卡都失败，"
+            "则怀疑核函数（CUDA_LAUNCH_BLOCKING=1）。",
         ),
     ),
     Fault(
@@ -210,9 +211,9 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：cuBLAS 或 cuDNN 执行失败：驱动、硬件，或本进程更早的错误所致。",
         ),
         remedy=Text(
-            "Started again once. On the same card again: exclude the node. Everywhere: the CUDA libraries do not "
-            "fit the driver.",
-            "已重启一次。若同一张卡再次出现，请排除该节点；若到处都有，则是 CUDA 库与驱动不匹配。",
+            "Run it again once. On the same card again: exclude the node. Everywhere: the CUDA libraries do not fit "
+            "the driver.",
+            "先重新运行一次。若同一张卡再次出现，请排除该节点；若到处都有，则是 CUDA 库与驱动不匹配。",
         ),
     ),
     Fault(
@@ -251,6 +252,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"NVIDIA driver on your system is too old",
             r"CUDA driver version is insufficient for CUDA runtime version",
+            r"not supported in the installed CUDA driver",
         ),
         cause=Text(
             "{where}: the NVIDIA driver is older than the CUDA that this torch was built for.",
@@ -276,9 +278,9 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：该节点内核驱动与容器内驱动库不匹配。",
         ),
         remedy=Text(
-            "Started again without this node. On every node: take libcuda of another version out of the image "
+            "Run it again without this node. On every node: take libcuda of another version out of the image "
             "(/usr/local/cuda/compat, LD_LIBRARY_PATH); after a driver update the node needs a reboot.",
-            "已排除该节点并重新启动。若所有节点都如此：移除镜像内其他版本的 libcuda（/usr/local/cuda/compat、"
+            "请排除该节点后重新运行。若所有节点都如此：移除镜像内其他版本的 libcuda（/usr/local/cuda/compat、"
             "LD_LIBRARY_PATH）；驱动升级后节点需要重启。",
         ),
     ),
@@ -336,7 +338,7 @@ FAULTS: tuple[Fault, ...] = (
             r"segfault at [0-9a-f]+ ip",
             r"Unexpected segmentation fault encountered in worker",
             r"Fatal Python error: (?:Segmentation fault|Illegal instruction)",
-            r"^Segmentation fault\b|: line \d+: +\d+ Segmentation fault\b",
+            r"^Segmentation fault\b|(?:: line \d+: +\d+|tasks? [\d,\-]+:) Segmentation fault\b",
             r"Caught signal 11 \(Segmentation fault",
         ),
         cause=Text(
@@ -344,9 +346,9 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：本地代码崩溃（段错误或非法指令），Python 来不及打印任何信息。",
         ),
         remedy=Text(
-            "Started again once. If every rank crashes at the start, libraries do not fit (one libnccl, one CUDA, "
+            "Run it again once. If every rank crashes at the start, libraries do not fit (one libnccl, one CUDA, "
             "extensions built for this torch); env.PYTHONFAULTHANDLER: 1 prints the frame.",
-            "已重启一次。若所有 rank 一启动就崩溃，则是库不匹配（只保留一个 libnccl、一个 CUDA，扩展需针对当前 "
+            "先重新运行一次。若所有 rank 一启动就崩溃，则是库不匹配（只保留一个 libnccl、一个 CUDA，扩展需针对当前 "
             "torch 编译）；设置 env.PYTHONFAULTHANDLER: 1 可打印调用栈。",
         ),
     ),

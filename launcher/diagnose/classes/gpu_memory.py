@@ -9,7 +9,7 @@ from launcher.i18n import Text
 
 # torch >= 2.1 and the older form; "more than 1EB" is a corrupted size after a desync, not a shortage.
 _OOM = (
-    r"CUDA out of memory\. Tried to allocate (?!more than 1EB)(?P<asked>[\d.]+ \w+)"
+    r"(?:CUDA|HIP) out of memory\. Tried to allocate (?!more than 1EB)(?P<asked>[\d.]+ \w+)"
     r"(?:(?:\. | \()GPU (?P<gpu>\d+)(?: has a total capacity of |; )(?P<total>[\d.]+ \w+)"
     r"(?: of which (?P<free>[\d.]+ \w+) is free\.(?: Including non-PyTorch memory, this process has "
     r"(?P<own>[\d.]+ \w+) memory in use\.(?: Of the allocated memory (?P<allocated>[\d.]+ \w+))?)?)?)?",

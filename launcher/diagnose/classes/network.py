@@ -157,9 +157,9 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：到对端的 RDMA 通路中断：链路、端口或对端节点已失效。",
         ),
         remedy=Text(
-            "Started again without that node. Check its link (`ibstat`, `rdma link`, error counters) before it "
-            "comes back.",
-            "已排除该节点并重新启动。恢复前请检查其链路（`ibstat`、`rdma link`、错误计数）。",
+            "Run it again without that node. Check its link (`ibstat`, `rdma link`, error counters) before it comes "
+            "back.",
+            "请排除该节点后重新运行。恢复前请检查其链路（`ibstat`、`rdma link`、错误计数）。",
         ),
     ),
     Fault(
@@ -175,8 +175,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：网络中断了正常的 NCCL 连接（链路抖动、overlay 网络）。",
         ),
         remedy=Text(
-            "Started again. If it repeats between the same two nodes, leave one of them out and have the link checked.",
-            "已重新启动。若总在相同的两个节点之间出现，请排除其中之一并检查链路。",
+            "Run it again. If it repeats between the same two nodes, leave one of them out and have the link checked.",
+            "可直接重新运行。若总在相同的两个节点之间出现，请排除其中之一并检查链路。",
         ),
     ),
     Fault(
@@ -195,8 +195,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 失去了对端：另一个 rank 先退出，但这里没有它的日志。",
         ),
         remedy=Text(
-            "Started again. For the cause, diagnose the logs of all nodes: `ftlaunch diagnose OUTPUT_DIR`.",
-            "已重新启动。要找出原因，请对所有节点的日志执行 `ftlaunch diagnose OUTPUT_DIR`。",
+            "Run it again. For the cause, diagnose the logs of all nodes: `ftlaunch diagnose OUTPUT_DIR`.",
+            "可直接重新运行。要找出原因，请对所有节点的日志执行 `ftlaunch diagnose OUTPUT_DIR`。",
         ),
     ),
     Fault(
@@ -224,7 +224,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Watchdog caught collective operation timeout",
             r"Received a dump signal due to a collective timeout",
             r"Observed flight recorder dump signal",
-            r"watchdog got stuck for \d+ seconds",
+            r"watchdog got stuck for \d+ seconds|detected no heartbeat of its watchdog|ProcessGroupNCCL watchdog hang",
             r"Some NCCL operations have failed or timed out",
             r"are the lagging ranks that caused this timeout|ranks that caused the desync are",
             r"failure detected by watchdog at work sequence id",
@@ -239,10 +239,10 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：集合通信一直未完成，且没有任何 rank 打印原因：某个 rank 卡住，或传输不通。",
         ),
         remedy=Text(
-            "Started again. If it stops at the very first collective on all ranks, try env.NCCL_P2P_DISABLE: 1 "
+            "Run it again. If it stops at the very first collective on all ranks, try env.NCCL_P2P_DISABLE: 1 "
             "(IOMMU, ACS); if always at one step, ranks run different code there; if one rank is always missing, "
             "leave its node out.",
-            "已重新启动。若所有 rank 都停在第一次集合通信，可尝试 env.NCCL_P2P_DISABLE: 1（IOMMU、ACS）；"
+            "可直接重新运行。若所有 rank 都停在第一次集合通信，可尝试 env.NCCL_P2P_DISABLE: 1（IOMMU、ACS）；"
             "若总停在同一步，说明各 rank 在此执行了不同代码；若总缺同一个 rank，请排除其节点。",
         ),
     ),
@@ -251,6 +251,7 @@ FAULTS: tuple[Fault, ...] = (
         action="retry",
         headlines=(
             r"unhandled (?:system|cuda) error|^ncclSystemError|^ncclUnhandledCudaError",
+            r"NCCL error in: \S+",
             r"internal error - please report this issue to the NCCL developers|^ncclInternalError",
             r"\[Proxy Service \d+\] Failed to execute operation",
         ),
@@ -259,9 +260,9 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：NCCL 的系统调用失败，但没有说明是哪一个。",
         ),
         remedy=Text(
-            "Started again. Set env.NCCL_DEBUG: INFO to see the line that matters; on one host alone, /dev/shm is "
+            "Run it again. Set env.NCCL_DEBUG: INFO to see the line that matters; on one host alone, /dev/shm is "
             "the usual reason.",
-            "已重新启动。设置 env.NCCL_DEBUG: INFO 可看到关键日志；若仅在单机出现，通常是 /dev/shm 不足。",
+            "可直接重新运行。设置 env.NCCL_DEBUG: INFO 可看到关键日志；若仅在单机出现，通常是 /dev/shm 不足。",
         ),
     ),
     Fault(
@@ -294,8 +295,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 在 gloo 集合通信中失去对端：另一个 rank 先退出或卡住。",
         ),
         remedy=Text(
-            "Started again. For the cause, read the log of the rank that is missing here.",
-            "已重新启动。要找出原因，请查看缺失的那个 rank 的日志。",
+            "Run it again. For the cause, read the log of the rank that is missing here.",
+            "可直接重新运行。要找出原因，请查看缺失的那个 rank 的日志。",
         ),
     ),
     Fault(
@@ -391,8 +392,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 与 rank 0 所在节点的 store 断开：那里的进程或节点先退出。",
         ),
         remedy=Text(
-            "Started again. For the cause, read the logs of rank 0's node.",
-            "已重新启动。要找出原因，请查看 rank 0 所在节点的日志。",
+            "Run it again. For the cause, read the logs of rank 0's node.",
+            "可直接重新运行。要找出原因，请查看 rank 0 所在节点的日志。",
         ),
     ),
 )

@@ -92,8 +92,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：hostfile 中的某个主机尚未响应。",
         ),
         remedy=Text(
-            "Started again with a pause. If the host is gone for good, take it out of cluster.hosts.",
-            "稍后重新启动。若该主机已永久失效，请从 cluster.hosts 中移除。",
+            "Run it again after a pause. If the host is gone for good, take it out of cluster.hosts.",
+            "稍后重新运行。若该主机已永久失效，请从 cluster.hosts 中移除。",
         ),
     ),
     Fault(
@@ -195,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
             r"failed finding central directory|PytorchStreamReader failed",
             r"EOFError: Ran out of input|^EOFError$",
             r"UnpicklingError: (?:pickle data was truncated|invalid load key)",
-            r"Unable to load weights from pytorch checkpoint file",
+            r"Unable to load weights from pytorch checkpoint file|BadZipFile",
         ),
         cause=Text(
             "{where}: a checkpoint or weight file is cut short, empty, or not what its name says.",
@@ -234,6 +234,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Can't find a valid checkpoint at",
             r"No valid checkpoint found in output directory",
             r"Invalid for universal checkpoint: \S+ does not exist",
+            r"No such file or directory: '[^'\n]*(?:global_step\d|zero_pp_rank|mp_rank_\d|checkpoint-\d)[^'\n]*'",
         ),
         hints=(r"Unable to find latest file at",),
         cause=Text(
@@ -308,9 +309,9 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"JSON parse error",
-            r"\bArrow(?:Invalid|TypeError)\b",
+            r"Arrow(?:Invalid|TypeError)\b",
             r"DatasetGeneration(?:Cast)?Error",
-            r"\bJSONDecodeError\b",
+            r"JSONDecodeError\b",
             r"UnicodeDecodeError",
             r"Failed to read file '[^']*' with error",
         ),

@@ -16,17 +16,24 @@ class Example(NamedTuple):
 
 
 _OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.10 GiB of which 1.20 GiB "
-    "is free. Including non-PyTorch memory, this process has 77.60 GiB memory in use. Of the allocated memory 75.00 GiB is "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.10 "
+    "GiB of which 1.20 GiB "
+    "is free. Including non-PyTorch memory, this process has 77.60 GiB memory in use. Of the allocated memory "
+    "75.00 GiB is "
     "allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated."
 )
 _OOM_FOREIGN = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 90.00 MiB "
-    "is free. Including non-PyTorch memory, this process has 4.00 GiB memory in use. Of the allocated memory 3.50 GiB is "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0 has a total capacity of "
+    "79.10 GiB of which 90.00 MiB "
+    "is free. Including non-PyTorch memory, this process has 4.00 GiB memory in use. Of the allocated memory "
+    "3.50 GiB is "
     "allocated by PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated."
 )
 _NCCL = "n1:77:901 [1] NCCL WARN "
-_CLIENT_TIMEOUT = "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (head, 29500)."
+_CLIENT_TIMEOUT = (
+    "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+    "while trying to connect to (head, 29500)."
+)
 _MODEL_FORWARD = '  File "/opt/app/model.py", line 12, in forward'
 
 EXAMPLES: tuple[Example, ...] = (
@@ -43,7 +50,8 @@ EXAMPLES: tuple[Example, ...] = (
         "hub_unreachable",
         "adjust:hub_offline",
         "httpx2.ConnectError: [Errno 111] Connection refused\n\n"
-        "OSError: We couldn't connect to 'http://127.0.0.1:9' to load the files, and couldn't find them in the cached files.",
+        "OSError: We couldn't connect to 'http://127.0.0.1:9' to load the files, and couldn't find them in the "
+        "cached files.",
         3,
     ),
     # GPU memory
@@ -68,12 +76,14 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "host_oom",
         "adjust:host_memory",
-        "Loading checkpoint shards:  40%|####      | 2/5 [00:20<00:30, 10.0s/it]\nW0101 Sending process 31 closing signal SIGTERM",
+        "Loading checkpoint shards:  40%|####      | 2/5 [00:20<00:30, 10.0s/it]\nW0101 Sending process 31 "
+        "closing signal SIGTERM",
     ),
     Example(
         "shm_exhausted",
         "adjust:shm_size",
-        "RuntimeError: DataLoader worker (pid 31) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+        "RuntimeError: DataLoader worker (pid 31) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of "
         "shared memory. Please try to raise your shared memory limit.",
     ),
     Example("fd_limit", "adjust:ulimit_nofile", "OSError: [Errno 24] Too many open files: '/data/a.bin'"),
@@ -88,14 +98,16 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "no_space",
         "adjust:disk_space",
-        "RuntimeError: basic_ios::clear: iostream error\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "RuntimeError: basic_ios::clear: iostream error\n\nDuring handling of the above exception, another "
+        "exception occurred:\n\n"
         "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
         5,
     ),
     Example(
         "permission",
         "adjust:master_port",
-        "torch.distributed.DistNetworkError: The server socket has failed to bind. port: 81, useIpv6: 0, code: -13, name: EACCES, "
+        "torch.distributed.DistNetworkError: The server socket has failed to bind. port: 81, useIpv6: 0, code: "
+        "-13, name: EACCES, "
         "message: permission denied",
     ),
     Example(
@@ -106,7 +118,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "permission",
         "retry",
-        " 40%|####      | 40/100 [10:00<15:00, 2.0s/it]\nPermissionError: [Errno 13] Permission denied: '/mnt/nfs/train.bin'",
+        " 40%|####      | 40/100 [10:00<15:00, 2.0s/it]\nPermissionError: [Errno 13] Permission denied: "
+        "'/mnt/nfs/train.bin'",
         2,
     ),
     Example("permission", "stop", "PermissionError: [Errno 13] Permission denied: '/srv/models/config.json'"),
@@ -114,7 +127,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "ds_config",
         "stop",
-        "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
+        "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+        "gradient_acc_step * "
         "world_size 8 != 3 * 1 * 1",
     ),
     Example(
@@ -152,18 +166,21 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "ckpt_weights_only",
         "stop",
-        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options, \x1b[1mdo those "
+        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two "
+        "options, \x1b[1mdo those "
         "steps only if you trust the source of the checkpoint\x1b[0m.",
     ),
     Example(
         "ckpt_corrupt",
         "adjust:checkpoint",
-        "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
+        "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully "
+        "covered",
     ),
     Example(
         "ckpt_world_size",
         "adjust:checkpoint",
-        "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 6 but the current world "
+        "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of "
+        "6 but the current world "
         "size is 3.",
     ),
     Example(
@@ -173,7 +190,8 @@ EXAMPLES: tuple[Example, ...] = (
         "peft_key_mismatch",
         "stop",
         "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n"
-        "\tsize mismatch for base_model.model.q_proj.lora_A.default.weight: copying a param with shape torch.Size([8, 32])",
+        "\tsize mismatch for base_model.model.q_proj.lora_A.default.weight: copying a param with shape "
+        "torch.Size([8, 32])",
     ),
     Example(
         "tokenizer_mismatch",
@@ -183,7 +201,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "data_too_long",
         "adjust:seq_length",
-        "Token indices sequence length is longer than the specified maximum sequence length for this model (900 > 512).\n"
+        "Token indices sequence length is longer than the specified maximum sequence length for this model (900 "
+        "> 512).\n"
         "Traceback (most recent call last):\nIndexError: index out of range in self",
         3,
     ),
@@ -225,13 +244,15 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "device_assert_index",
         "stop",
-        "Indexing.cu:1290: indexSelectLargeIndex: block: [1,0,0], thread: [2,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+        "Indexing.cu:1290: indexSelectLargeIndex: block: [1,0,0], thread: [2,0,0] Assertion `srcIndex < "
+        "srcSelectDimSize` failed.\n"
         "torch.AcceleratorError: CUDA error: device-side assert triggered",
     ),
     Example(
         "device_assert_label",
         "stop",
-        "  0%|          | 0/90 [00:00<?, ?it/s]Loss.cu:245: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+        "  0%|          | 0/90 [00:00<?, ?it/s]Loss.cu:245: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < "
+        "n_classes` failed.",
     ),
     Example(
         "device_assert_prob", "stop", "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"
@@ -300,20 +321,23 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "nccl_ib_failure",
         "retry_excluding_node",
-        f"{_NCCL}NET/IB: Got completion from peer 10.9.8.7<1> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129",
+        f"{_NCCL}NET/IB: Got completion from peer 10.9.8.7<1> with status=IBV_WC_RETRY_EXC_ERR(12) "
+        "opcode=IBV_WC_SEND(0) vendor_err=129",
     ),
     Example("nccl_network_reset", "retry", f"{_NCCL}Call to recv from 10.9.8.7<4021> failed : Connection timed out"),
     Example("nccl_remote_exited", "retry", f"{_NCCL}socketProgress: Connection closed by remote peer n2<4021>"),
     Example(
         "nccl_init_store_timeout",
         "adjust:data_prep",
-        "torch.distributed.DistBackendError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+        "torch.distributed.DistBackendError: [2] is setting up NCCL communicator and retrieving ncclUniqueId "
+        "from [0] via c10d key-value "
         "store by key '0', but store->get('0') got error: Socket Timeout",
     ),
     Example(
         "nccl_watchdog_timeout",
         "retry",
-        "[rank2]:[E101 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=77, "
+        "[rank2]:[E101 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=77, "
         "OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",
     ),
     Example(
@@ -334,7 +358,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "host_unresolved",
         "adjust:master_addr",
-        "[W socket.cpp:755] [c10d] The IPv6 network addresses of (head, 29500) cannot be retrieved (gai error: -2 - Name or service "
+        "[W socket.cpp:755] [c10d] The IPv6 network addresses of (head, 29500) cannot be retrieved (gai error: "
+        "-2 - Name or service "
         f"not known).\n{_CLIENT_TIMEOUT}",
         2,
     ),
@@ -346,13 +371,15 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "port_in_use",
         "adjust:master_port",
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29511, useIpv6: "
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+        "address. port: 29511, useIpv6: "
         "false, code: -98, name: EADDRINUSE, message: address already in use",
     ),
     Example(
         "rdzv_timeout",
         "adjust:rdzv_id",
-        "WARNING: config has no run_id, generated a random run_id: 5\ntorch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        "WARNING: config has no run_id, generated a random run_id: "
+        "5\ntorch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
         2,
     ),
     Example("rdzv_timeout", "adjust:rdzv_endpoint", _CLIENT_TIMEOUT),

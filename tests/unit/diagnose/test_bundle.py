@@ -87,7 +87,8 @@ def test_the_screen_says_what_broke_where_and_what_to_change() -> None:
         "  Cause: rank 1 (n0): the file system is full; a write, most likely of a checkpoint, was cut short.",
         "  Proof: OSError: [Errno 28] No space left on device: '/data/out'",
         "    (rank 1, logs/rank-1.log:2)",
-        "  What to do: Check with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, or move output_dir.",
+        "  What to do: Check with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, "
+        "or move output_dir.",
         "  ftlaunch: stopped, because a rerun would meet it again",
     ]
 

@@ -1,0 +1,127 @@
+"""Done when 4: a newest checkpoint that is not whole is refused with its reason, the one before is taken, nothing is deleted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fault.harness import Job
+
+MakeJob = Callable[..., Job]
+
+
+def truncate_a_shard(folder: Path) -> None:
+    shard = next(folder.glob("global_step*/*_optim_states.pt"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def empty_it(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def leave_it_half_written(folder: Path) -> None:
+    (folder / "MANIFEST.json").unlink()
+    (folder / "trainer_state.json").unlink()
+
+
+def lose_a_shard(folder: Path) -> None:
+    next(folder.glob("global_step*/*_optim_states.pt")).unlink()
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run of 6 steps with checkpoints 3 and 6, stopped by its planned end; each test works on a copy."""
+    from tests.fault.harness import base_config, merged
+
+    folder = tmp_path_factory.mktemp("trained")
+    job = Job(folder, merged(base_config(tiny, folder / "out"), {"training": {"max_steps": 6}}))
+    assert job.run().process.returncode == 0
+    return job
+
+
+def copy_of(job: Job, folder: Path, max_steps: int) -> Job:
+    shutil.copytree(job.output_dir, folder / "out")
+    config = {**job.config, "output_dir": str(folder / "out"), "training": {**job.config["training"], "max_steps": max_steps}}
+    return Job(folder, config)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate_a_shard, "bytes were written"),
+        (empty_it, "no MANIFEST.json"),
+        (leave_it_half_written, "no MANIFEST.json"),
+        (lose_a_shard, "is missing"),
+        (flip_a_bit, "does not have the content that was written"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_refused(
+    trained: Job, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    job = copy_of(trained, tmp_path, max_steps=8)
+    damage(job.checkpoint(6))
+    left_of_6 = sorted(path.name for path in job.checkpoint(6).rglob("*"))
+    run = job.run()
+    assert run.process.returncode == 0, run.log
+    (rejected,) = run.events("checkpoint_rejected")
+    assert rejected["path"].endswith("checkpoint-6")
+    assert reason.replace("bytes were written", "were written") in rejected["reason"]
+    assert rejected["reason"] in run.log
+    assert run.events("resumed")[0]["step"] == 3
+    # Nothing is deleted: neither the good one nor what is left of the bad one.
+    assert job.checkpoint(3).joinpath("MANIFEST.json").is_file()
+    kept = job.output_dir / "checkpoint-6.rejected"
+    assert sorted(path.name for path in kept.rglob("*")) == left_of_6
+    assert job.checkpoint(6).joinpath("MANIFEST.json").is_file()  # saved again on the way to step 8
+
+
+def test_a_stray_folder_with_a_high_number_is_refused(trained: Job, tmp_path: Path) -> None:
+    job = copy_of(trained, tmp_path, max_steps=8)
+    job.checkpoint(99).mkdir()
+    run = job.run()
+    assert run.process.returncode == 0, run.log
+    assert run.events("resumed")[0]["step"] == 6
+
+
+def test_a_finished_run_says_so_and_trains_nothing(trained: Job) -> None:
+    run = trained.run()
+    assert run.process.returncode == 0
+    assert "nothing left to do" in run.log
+    assert not run.events("generation_started")
+
+
+def test_another_job_on_the_same_folder_is_refused(trained: Job, tmp_path: Path) -> None:
+    job = copy_of(trained, tmp_path, max_steps=8)
+    job.configure({**job.config, "lora": {**job.config["lora"], "r": 8}})
+    run = job.run()
+    assert run.process.returncode == 2
+    assert "lora.r: 4 there, 8 now" in run.log
+
+
+def test_another_number_of_ranks_is_refused_not_restarted_from_scratch(trained: Job, tmp_path: Path) -> None:
+    job = copy_of(trained, tmp_path, max_steps=8)
+    run = job.run("--set", "cluster.nproc_per_node=1")
+    assert run.process.returncode == 2
+    assert "saved by 2 ranks and this start has 1" in run.log
+    assert job.checkpoint(6).is_dir()
+
+
+def test_two_runs_on_one_folder(make_job: MakeJob) -> None:
+    job = make_job(training={"max_steps": 4000})
+    with job.start() as first:
+        first.until_event("generation_started")
+        second = job.run()
+        assert second.process.returncode == 2
+        assert f"pid {first.process.pid}" in second.log
+        assert first.process.poll() is None

@@ -1,0 +1,234 @@
+"""A checkpoint that is not whole is refused with its reason, and never costs the one before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoint.choose import choose_checkpoint, set_aside
+from launcher.checkpoint.commit import commit_folder
+from launcher.checkpoint.manifest import MANIFEST_NAME
+from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
+from launcher.errors import UserError
+from tests.unit.checkpoint.checkpoint_folders import IDENTITY, contents, manifest_of, save, stage, state_files
+
+Damage = Callable[[Path], object]
+SHARD = "global_step20/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+
+
+def truncate(name: str) -> Damage:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+def empty(name: str) -> Damage:
+    return lambda folder: os.truncate(folder / name, 0)
+
+
+def remove(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def flip_a_bit(name: str) -> Damage:
+    def flip(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return flip
+
+
+def rewrite_manifest(**fields: object) -> Damage:
+    def rewrite(folder: Path) -> None:
+        path = folder / MANIFEST_NAME
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return rewrite
+
+
+def manifest_of_step_10(folder: Path) -> None:
+    shutil.copy(folder.parent / "checkpoint-10" / MANIFEST_NAME, folder / MANIFEST_NAME)
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "truncated weights": (truncate("adapter_model.safetensors"), "adapter_model.safetensors has 450 bytes, 900 were written"),
+    "truncated shard": (truncate(SHARD), f"{SHARD} has"),
+    "empty weights": (empty("adapter_model.safetensors"), "adapter_model.safetensors has 0 bytes"),
+    "empty shard": (empty(SHARD), f"{SHARD} has 0 bytes"),
+    "no manifest": (remove(MANIFEST_NAME), "no MANIFEST.json: the save was not finished"),
+    "empty manifest": (empty(MANIFEST_NAME), "MANIFEST.json cannot be read"),
+    "truncated manifest": (truncate(MANIFEST_NAME), "MANIFEST.json cannot be read"),
+    "manifest of another version": (rewrite_manifest(v=2), "MANIFEST.json cannot be read"),
+    "manifest of a later program": (rewrite_manifest(new_field=1), "MANIFEST.json cannot be read"),
+    "manifest with a wrong list of files": (rewrite_manifest(files=[]), "MANIFEST.json cannot be read"),
+    "manifest of another step": (manifest_of_step_10, "MANIFEST.json is of step 10, the folder's name says 20"),
+    "missing shard": (remove(SHARD), f"{SHARD} is missing"),
+    "missing weights": (remove("adapter_model.safetensors"), "adapter_model.safetensors is missing"),
+    "missing scheduler": (remove("scheduler.pt"), "scheduler.pt is missing"),
+    "missing rng": (remove("rng_state_1.pth"), "rng_state_1.pth is missing"),
+    "missing trainer state": (remove("trainer_state.json"), "trainer_state.json is missing"),
+    "folder where a file was": (
+        lambda folder: ((folder / "scheduler.pt").unlink(), (folder / "scheduler.pt").mkdir()),
+        "scheduler.pt is missing",
+    ),
+    "all files gone": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "no MANIFEST.json"),
+    **{
+        f"bit flip in {name}": (flip_a_bit(name), f"{name} does not have the content that was written")
+        for name in state_files(20, 2)
+    },
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(tmp_path: Path, name: str) -> None:
+    damage, reason = DAMAGES[name]
+    save(tmp_path, 10)
+    newest = save(tmp_path, 20)
+    damage(newest)
+    before = contents(tmp_path)
+    choice = choose_checkpoint(tmp_path, IDENTITY, 2)
+    assert choice.taken is not None
+    assert (choice.taken.step, choice.taken.path.name) == (10, "checkpoint-10")
+    assert choice.manifest is not None
+    assert choice.manifest.samples_seen == 80
+    (refused,) = choice.refused
+    assert refused.path == newest
+    assert refused.reason.startswith(reason)
+    assert contents(tmp_path) == before, "looking changes nothing"
+
+
+NEVER_SAVED = {
+    "scheduler.pt": "scheduler.pt (the learning-rate schedule) is missing",
+    "rng_state_0.pth": "rng_state_0.pth (random state of rank 0) is missing",
+    "rng_state_1.pth": "rng_state_1.pth (random state of rank 1) is missing",
+    "trainer_state.json": "trainer_state.json is missing or not readable",
+    SHARD: "1 of 2 optimizer shards are there",
+}
+
+
+@pytest.mark.parametrize("name", NEVER_SAVED)
+def test_state_that_was_never_saved_is_refused_though_the_manifest_agrees(tmp_path: Path, name: str) -> None:
+    """Transformers would train on with a fresh optimizer, scheduler or random state."""
+    save(tmp_path, 10)
+    save(tmp_path, 20, without=[name])
+    choice = choose_checkpoint(tmp_path, IDENTITY, 2)
+    assert choice.taken is not None
+    assert choice.taken.step == 10
+    assert choice.refused[0].reason.startswith(NEVER_SAVED[name])
+
+
+def test_a_trainer_state_of_another_step_is_refused(tmp_path: Path) -> None:
+    staged = stage(tmp_path, 20)
+    (staged / "trainer_state.json").write_text('{"global_step": 19, "max_steps": 100}')
+    folder = commit_folder(staged, tmp_path / staged.name, manifest_of(staged, 20)).path
+    assert verify_checkpoint(folder, 20).reason == "trainer_state.json is of step 19, not 20"
+
+
+def test_a_stray_newer_folder_hides_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / "checkpoint-99").mkdir()
+    choice = choose_checkpoint(tmp_path, IDENTITY, 2)
+    assert choice.taken is not None
+    assert choice.taken.step == 10
+    assert [(v.step, v.reason) for v in choice.refused] == [(99, "no MANIFEST.json: the save was not finished")]
+
+
+def test_only_folders_with_the_right_name_are_checkpoints(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / "checkpoint-98").write_text("a file")
+    for name in ("checkpoint-99.rejected", "checkpoint-x", "checkpoint-", "my-checkpoint-99", "checkpoint-99-old"):
+        (tmp_path / name).mkdir()
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [10]
+
+
+def test_a_whole_stray_folder_of_another_run_is_an_error_not_a_resume(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 99, identity={**IDENTITY, "model.path": "/models/other"})
+    with pytest.raises(UserError, match="model.path: '/models/other' there, '/models/base' now"):
+        choose_checkpoint(tmp_path, IDENTITY, 2)
+
+
+def test_several_damaged_ones_are_all_told_newest_first(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    truncate("scheduler.pt")(tmp_path / "checkpoint-20")
+    remove(MANIFEST_NAME)(tmp_path / "checkpoint-30")
+    choice = choose_checkpoint(tmp_path, IDENTITY, 2)
+    assert choice.taken is not None
+    assert choice.taken.step == 10
+    assert [v.step for v in choice.refused] == [30, 20]
+
+
+def test_steps_come_from_names_never_from_mtimes_or_the_alphabet(tmp_path: Path) -> None:
+    for age, step in enumerate((1000, 200, 90)):
+        os.utime(save(tmp_path, step), (age, age))
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [1000, 200, 90]
+    choice = choose_checkpoint(tmp_path, IDENTITY, 2)
+    assert choice.taken is not None
+    assert choice.taken.step == 1000
+
+
+@pytest.mark.parametrize("make", [lambda folder: None, lambda folder: folder.rmdir()], ids=["empty", "not there"])
+def test_nothing_there_means_from_the_beginning(tmp_path: Path, make: Damage) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    make(folder)
+    choice = choose_checkpoint(folder, IDENTITY, 2)
+    assert (choice.taken, choice.manifest, choice.refused) == (None, None, ())
+
+
+def test_another_job_in_the_same_folder_names_every_key_that_differs(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    now = {**IDENTITY, "lora.r": 32, "method": "full"}
+    with pytest.raises(UserError) as caught:
+        choose_checkpoint(tmp_path, now, 2)
+    message = str(caught.value)
+    assert "lora.r: 16 there, 32 now" in message
+    assert "method: 'lora' there, 'full' now" in message
+    assert "model.path" not in message
+    assert "output_dir" in message, "the way out"
+    assert caught.value.exit_code == 2
+
+
+def test_another_world_size_is_refused_with_the_one_that_works(tmp_path: Path) -> None:
+    save(tmp_path, 10, world_size=2)
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"saved by 2 ranks and this start has 4.*nproc_per_node: 2"):
+        choose_checkpoint(tmp_path, IDENTITY, 4)
+    assert contents(tmp_path) == before
+
+
+def test_a_single_rank_has_its_own_name_for_the_random_state(tmp_path: Path) -> None:
+    assert verify_checkpoint(save(tmp_path, 10, world_size=1), 10).whole
+
+
+def test_without_zero_the_optimizer_is_in_the_model_states(tmp_path: Path) -> None:
+    identity = {**IDENTITY, "deepspeed.stage": 0}
+    shards = [name for name in state_files(10, 2) if name.endswith("_optim_states.pt")]
+    assert verify_checkpoint(save(tmp_path, 10, without=shards, identity=identity), 10).whole
+    name = "global_step20/mp_rank_00_model_states.pt"
+    broken = save(tmp_path, 20, without=[name], identity=identity)
+    assert verify_checkpoint(broken, 20).reason.startswith(name)
+
+
+def test_files_that_others_add_do_not_spoil_a_checkpoint(tmp_path: Path) -> None:
+    folder = save(tmp_path, 10)
+    (folder / "README.txt").write_text("best so far")
+    assert verify_checkpoint(folder, 10).whole
+
+
+def test_set_aside_counts_up_and_overwrites_nothing(tmp_path: Path) -> None:
+    names = []
+    for content in ("first", "second", "third"):
+        folder = tmp_path / "checkpoint-20"
+        folder.mkdir()
+        (folder / "weights").write_text(content)
+        names.append(set_aside(folder).name)
+        assert not folder.exists()
+    assert names == ["checkpoint-20.rejected", "checkpoint-20.rejected-2", "checkpoint-20.rejected-3"]
+    assert [(tmp_path / name / "weights").read_text() for name in names] == ["first", "second", "third"]
+    assert list_checkpoints(tmp_path) == []

@@ -1,0 +1,214 @@
+"""Under its final name a checkpoint is whole or not there, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.checkpoint.commit import clear_staging, commit_folder, prune, staging_root
+from launcher.checkpoint.manifest import MANIFEST_NAME
+from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
+from tests.unit.checkpoint.checkpoint_folders import contents, manifest_of, save, stage, state_files
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may catch it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
+    """End the process right before its `number`-th change to the disk that counts; the answer tells how many there were."""
+    calls = 0
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise Killed
+            return original(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(Path, "rename", counted(Path.rename))
+    return lambda: calls
+
+
+def whole_steps(output_dir: Path) -> list[int]:
+    return [step for step, path in list_checkpoints(output_dir) if verify_checkpoint(path, step).whole]
+
+
+def test_a_commit_moves_the_folder_and_makes_it_whole(tmp_path: Path) -> None:
+    staged = stage(tmp_path, 20)
+    before = contents(staged)
+    committed = commit_folder(staged, tmp_path / "checkpoint-20", manifest_of(staged, 20))
+    assert not staged.exists()
+    after = contents(committed.path)
+    assert after.pop(MANIFEST_NAME)
+    assert after == before
+    assert committed.total_bytes == sum(map(len, before.values()))
+    assert whole_steps(tmp_path) == [20]
+
+
+def test_every_file_and_folder_is_synced_before_the_name_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = stage(tmp_path, 20)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        if not (tmp_path / "checkpoint-20").exists():
+            synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    commit_folder(staged, tmp_path / "checkpoint-20", manifest_of(staged, 20))
+    assert {str(staged / name) for name in state_files(20, 2)} < set(synced)
+    assert synced[-2:] == [str(staged / (MANIFEST_NAME + ".tmp")), str(staged)], "the manifest last, then its folder"
+
+
+def test_folders_inside_are_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ext4 and XFS a file is found again after a power loss only when its folder was synced."""
+    staged = stage(tmp_path, 20)
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    commit_folder(staged, tmp_path / "checkpoint-20", manifest_of(staged, 20))
+    assert str(staged / "global_step20") in synced
+
+
+@pytest.mark.parametrize("in_the_way", [False, True], ids=["free name", "name is taken"])
+def test_a_kill_at_any_moment_leaves_it_whole_or_not_there(tmp_path: Path, in_the_way: bool) -> None:
+    number = 1
+    while True:
+        folder = tmp_path / str(number)
+        save(folder, 10)
+        if in_the_way:
+            (folder / "checkpoint-20").mkdir()
+            (folder / "checkpoint-20" / "precious").write_text("x")
+        staged = stage(folder, 20)
+        manifest = manifest_of(staged, 20)
+        with pytest.MonkeyPatch.context() as patch:
+            num_calls = kill_at(patch, number)
+            try:
+                commit_folder(staged, folder / "checkpoint-20", manifest)
+            except Killed:
+                pass
+        final = folder / "checkpoint-20"
+        if (final / MANIFEST_NAME).exists() or (final.exists() and not in_the_way):
+            assert verify_checkpoint(final, 20).whole
+        assert 10 in whole_steps(folder)
+        if in_the_way:
+            assert len(list(folder.rglob("precious"))) == 1, "what had the name is kept"
+        if num_calls() < number:
+            break
+        number += 1
+    assert number > len(state_files(20, 2)), "every moment was tried"
+    assert whole_steps(folder) == [20, 10]
+
+
+def test_a_folder_that_has_the_name_is_kept_beside(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20" / "precious").write_text("x")
+    save(tmp_path, 20)
+    assert (tmp_path / "checkpoint-20.rejected" / "precious").read_text() == "x"
+    assert whole_steps(tmp_path) == [20]
+
+
+def test_a_file_system_without_fsync_of_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def files_only(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(22, "Invalid argument")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    save(tmp_path, 20)
+    assert whole_steps(tmp_path) == [20]
+
+
+def test_a_file_that_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 20)
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_staging_lies_on_the_same_file_system_and_is_no_checkpoint(tmp_path: Path) -> None:
+    stage(tmp_path, 20)
+    assert staging_root(tmp_path).is_relative_to(tmp_path)
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_clearing_the_staging_touches_nothing_else(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    stage(tmp_path, 20)
+    clear_staging(tmp_path)
+    clear_staging(tmp_path)
+    assert not staging_root(tmp_path).exists()
+    assert whole_steps(tmp_path) == [10]
+
+
+# -- pruning -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(1, [50]), (2, [50, 40]), (3, [50, 40, 30]), (9, [50, 40, 30, 20, 10])])
+def test_the_newest_whole_ones_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None:
+    for step in (10, 20, 30, 40, 50):
+        save(tmp_path, step)
+    deleted = prune(tmp_path, keep)
+    assert whole_steps(tmp_path) == kept
+    assert sorted(path.name for path in deleted) == [f"checkpoint-{s}" for s in (10, 20, 30, 40, 50) if s not in kept]
+    assert not any(path.exists() for path in deleted)
+
+
+def test_age_is_the_step_never_the_mtime(tmp_path: Path) -> None:
+    for step in (100, 90, 1000):
+        save(tmp_path, step)
+    for age, step in enumerate((1000, 100, 90)):
+        os.utime(tmp_path / f"checkpoint-{step}", (age, age))
+    prune(tmp_path, 2)
+    assert whole_steps(tmp_path) == [1000, 100]
+
+
+def test_keep_counts_only_whole_ones_and_the_others_stay(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+    (tmp_path / "checkpoint-40" / MANIFEST_NAME).unlink()
+    os.truncate(tmp_path / "checkpoint-30" / "scheduler.pt", 1)
+    (tmp_path / "checkpoint-99").mkdir()
+    assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint-10"]
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [99, 40, 30, 20]
+    assert whole_steps(tmp_path) == [20], "the only good one was not deleted"
+
+
+def test_a_kill_while_pruning_leaves_nothing_that_looks_like_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+
+    def half(path: Path, **_: object) -> None:
+        next(child for child in sorted(path.iterdir()) if child.is_file()).unlink()
+        raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    with pytest.raises(Killed):
+        prune(tmp_path, 1)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [20]
+    monkeypatch.undo()
+    clear_staging(tmp_path)
+    assert not list(tmp_path.rglob("pruned-*"))
