@@ -25,11 +25,11 @@ class UserError(Exception):
     exit_code: int = ExitCode.WRONG_INPUT
 
 
-class PreflightRefused(UserError):
+class PreflightRefused(UserError):  # noqa: N818 - an outcome, not a defect
     """The node cannot run this job: exit code 3, nothing has been started."""
 
     exit_code: int = ExitCode.REFUSED
 
 
-class NotInThisVersion(UserError):
+class NotInThisVersion(UserError):  # noqa: N818 - an outcome, not a defect
     """The command or option is known but not built yet: said plainly instead of being ignored."""

@@ -3,7 +3,8 @@
 Why a socket pair and not a file, a store or signals:
 - a message that a rank sent before it died is still there for the agent (the kernel keeps it);
 - end-of-file tells each side at once that the other is gone;
-- the signal wake-up descriptor can be the very same socket, so that a SIGTERM to a rank reaches the agent even while the
+- the signal wake-up descriptor can be the very same socket, so that a SIGTERM to a rank reaches the agent even while
+  the
   rank's interpreter is inside a collective (`signal.set_wakeup_fd` writes the signal's number from C).
 
 Messages are at most `MAX_MESSAGE_BYTES`; the sender splits what is longer (only sample records can be).
@@ -78,7 +79,8 @@ class Link:
         return messages
 
     def wait_for(self, kind: str, timeout_s: float) -> Message | None:
-        """The next message of this kind; None at the bound or when the other side is gone. Others are kept for `poll`."""
+        """The next message of this kind; None at the bound or when the other side is gone. Others are kept for
+        `poll`."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._receive()

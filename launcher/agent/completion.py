@@ -1,4 +1,5 @@
-"""Proof that training reached its planned end: read from what the trainer itself left on disk, never from an exit status."""
+"""Proof that training reached its planned end: read from what the trainer itself left on disk, never from an exit
+status."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 def proof_of_completion(output_dir: Path) -> str | None:
     """None when it is proven; else what is missing.
 
-    Needed: `final/` is whole; its manifest says step == planned steps; the newest checkpoint is whole, of that step, and the
+    Needed: `final/` is whole; its manifest says step == planned steps; the newest checkpoint is whole, of that step,
+    and the
     trainer's own state in it says the same.
     """
     final = read_final(output_dir)

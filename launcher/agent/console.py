@@ -54,7 +54,9 @@ class Console:
             self.say(text)
             return
         filled = int(_BAR_CELLS * step / max_steps) if max_steps else 0
-        self._stream.write(f"\r\x1b[2K{self._paint('36', 'ftlaunch')} [{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {text}")
+        self._stream.write(
+            f"\r\x1b[2K{self._paint('36', 'ftlaunch')} [{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {text}"
+        )
         self._stream.flush()
         self._bar_shown = True
 

@@ -17,7 +17,8 @@ def utc_now() -> datetime:
 
 
 class AppendedLines:
-    """A file to which whole JSON lines are appended; O_APPEND and one write each, so lines of several writers do not mix."""
+    """A file to which whole JSON lines are appended; O_APPEND and one write each, so lines of several writers do not
+    mix."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +43,9 @@ class EventLog:
 
     def emit(self, event: str, **fields: Any) -> None:
         now = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._lines.append({"v": VERSION, "t": now, "node": self.node, "gen": self.generation, "event": event, **fields})
+        self._lines.append(
+            {"v": VERSION, "t": now, "node": self.node, "gen": self.generation, "event": event, **fields}
+        )
 
 
 def events_path(output_dir: Path, node: str) -> Path:

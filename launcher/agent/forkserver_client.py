@@ -20,7 +20,7 @@ ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"
 _ANSWER_BYTES = 65536
 
 
-class ForkServerFailed(Exception):
+class ForkServerError(Exception):
     """The fork server died or did not answer in time; `log_path` holds what it said."""
 
     def __init__(self, message: str, log_path: Path, exit_code: int | None) -> None:
@@ -70,9 +70,11 @@ class ForkServer:
         return self.process.poll() is None
 
     def read_readiness(self) -> Readiness:
-        """Called when the socket is readable for the first time. Raises ForkServerFailed when the imports failed."""
+        """Called when the socket is readable for the first time. Raises ForkServerError when the imports failed."""
         answer = self._answer(timeout_s=5.0)
-        self.readiness = Readiness(answer["import_seconds"], answer["num_threads"], answer["cuda_touched"])
+        self.readiness = Readiness(
+            float(answer["import_seconds"]), int(answer["num_threads"]), bool(answer["cuda_touched"])
+        )
         return self.readiness
 
     def start_rank(self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path) -> int:
@@ -94,7 +96,9 @@ class ForkServer:
     def hand_over(self) -> None:
         """This process has become a rank (`once`): the caller watches and reaps it from now on."""
         self._socket.close()
-        self.process.returncode = 0  # keeps Popen from reaping, or complaining about, a process that is not its own any more
+        self.process.returncode = (
+            0  # keeps Popen from reaping, or complaining about, a process that is not its own any more
+        )
 
     def stop(self) -> None:
         self._socket.close()
@@ -106,12 +110,14 @@ class ForkServer:
         readable, _, _ = select.select([self._socket], [], [], timeout_s)
         packet = self._socket.recv(_ANSWER_BYTES) if readable else b""
         if not packet:
-            raise self._failed("the fork server died" if readable else f"no answer of the fork server within {timeout_s:.0f} s")
+            raise self._failed(
+                "the fork server died" if readable else f"no answer of the fork server within {timeout_s:.0f} s"
+            )
         answer: dict[str, float | int | bool] = json.loads(packet)
         return answer
 
-    def _failed(self, message: str) -> ForkServerFailed:
+    def _failed(self, message: str) -> ForkServerError:
         deadline = time.monotonic() + 2.0
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return ForkServerFailed(message, self.log_path, self.process.poll())
+        return ForkServerError(message, self.log_path, self.process.poll())

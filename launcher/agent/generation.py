@@ -63,7 +63,8 @@ class RankProcess:
 def free_port(address: str, wanted: int | None = None) -> int:
     """A port nobody listens on at `address`; a random one, so that two jobs that start together rarely meet.
 
-    `wanted` (cluster.master_port) is taken for the first attempt only; the caller passes None afterwards, because a store
+    `wanted` (cluster.master_port) is taken for the first attempt only; the caller passes None afterwards, because a
+    store
     must never be met again by a later attempt.
     """
     candidates = [wanted] if wanted is not None else random.sample(_PORTS, 200)

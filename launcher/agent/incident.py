@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.agent.console import Console
 from launcher.agent.events import EventLog, utc_now
-from launcher.agent.forkserver_client import ForkServerFailed
+from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
 from launcher.agent.lifecycle import Lifecycle
 from launcher.diagnose.bundle import screen, write_bundle
@@ -45,7 +45,9 @@ class Incident:
 class IncidentRecorder:
     """Gathers evidence of this node. `attempt_begins` takes the counters' values, so that only what is new counts."""
 
-    def __init__(self, output_dir: Path, events: EventLog, environ: Mapping[str, str], host_facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, output_dir: Path, events: EventLog, environ: Mapping[str, str], host_facts: Mapping[str, Any]
+    ) -> None:
         self._root = output_dir / "ftlaunch" / "incidents"
         self._events = events
         self._environ = environ
@@ -58,18 +60,17 @@ class IncidentRecorder:
         self._began_at = time.time()
 
     def ranks_failed(
-        self, generation: int, lifecycle: Lifecycle, ranks: Sequence[RankProcess], input_error: tuple[int, str] | None
+        self, generation: int, lifecycle: Lifecycle, ranks: Sequence[RankProcess], input_error: str | None
     ) -> Incident:
         if input_error is not None:
-            rank, message = input_error
-            exit_ = lifecycle.ranks[rank].exit
-            code = exit_.code if exit_ is not None and exit_.code in (2, 3) else int(ExitCode.WRONG_INPUT)
-            return Incident("input", retryable=False, input_error_code=code, message=message)
+            codes = [view.exit.code for view in lifecycle.ranks if view.exit is not None]
+            code = int(ExitCode.REFUSED if ExitCode.REFUSED in codes else ExitCode.WRONG_INPUT)
+            return Incident("input", retryable=False, input_error_code=code, message=input_error)
         evidence = [self._rank_evidence(lifecycle, rank) for rank in ranks]
         incident = self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation})
         return replace(incident, label=_label(incident, evidence))
 
-    def fork_server_failed(self, generation: int, failure: ForkServerFailed) -> Incident:
+    def fork_server_failed(self, generation: int, failure: ForkServerError) -> Incident:
         """The imports failed: the fork server's own log is the evidence."""
         code = failure.exit_code
         evidence = [
@@ -84,7 +85,9 @@ class IncidentRecorder:
                 last_step=None,
             )
         ]
-        return self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation, "phase": str(failure)})
+        return self._record(
+            diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation, "phase": str(failure)}
+        )
 
     def unfinished(self, generation: int) -> Incident:
         """The ranks left with status 0, but the files do not prove the planned end."""
@@ -95,7 +98,11 @@ class IncidentRecorder:
         if incident.verdict is None:
             console.say(f"error: {incident.message}")
             return
-        what = "starts again" if decision.action is Action.RESTART else f"stops with exit code {int(decision.exit_code or 1)}"
+        what = (
+            "starts again"
+            if decision.action is Action.RESTART
+            else f"stops with exit code {int(decision.exit_code or 1)}"
+        )
         console.block(screen(incident.verdict, f"ftlaunch {what}: {decision.reason}"))
         console.say(f"evidence: {incident.bundle}")
 

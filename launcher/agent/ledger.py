@@ -1,4 +1,5 @@
-"""What a run has done, counted: steps, redone steps, samples, time. From the agent's own records, for people and events."""
+"""What a run has done, counted: steps, redone steps, samples, time. From the agent's own records, for people and
+events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Everything before the first process: configuration, inputs, host facts, plan, findings. Changes nothing with `write=False`."""
+"""Everything before the first process: configuration, inputs, host facts, plan, findings. Changes nothing with
+`write=False`."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
 def _disk_needed(method: str, plan: LaunchPlan, *, keep: int) -> int | None:
     """Bytes of `keep` checkpoints, one more that is being written, and `final/`.
 
-    14 bytes a parameter for full training (16-bit weights and fp32 Adam states, docs/sizing.md); an adapter has about 1 %.
+    14 bytes a parameter for full training (16-bit weights and fp32 Adam states, docs/sizing.md); an adapter has about
+    1 %.
     """
     parameters = plan.model.num_parameters
     if parameters is None:

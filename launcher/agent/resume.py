@@ -25,7 +25,8 @@ class Resume:
 def prepare_resume(
     output_dir: Path, identity: Mapping[str, Any], world_size: int, events: EventLog, say: Callable[[str], None]
 ) -> Resume:
-    """Verify, choose, set refused folders aside. Called while no rank runs. Raises UserError (see choose_checkpoint)."""
+    """Verify, choose, set refused folders aside. Called while no rank runs. Raises UserError (see
+    choose_checkpoint)."""
     clear_staging(output_dir)
     choice = choose_checkpoint(output_dir, identity, world_size)
     for refused in choice.refused:

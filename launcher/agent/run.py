@@ -17,9 +17,11 @@ from launcher.agent.events import AppendedLines, EventLog, read_json_lines
 from launcher.agent.incident import IncidentRecorder
 from launcher.agent.ledger import Progress, samples_path
 from launcher.agent.prepare import Prepared, prepare
+from launcher.agent.recorder import RunRecorder
 from launcher.agent.run_lock import RunLock
 from launcher.agent.summary import RunSummary, render_summary, summarise
 from launcher.agent.supervisor import RunSettings, Supervisor
+from launcher.config.models import JobConfig
 from launcher.diagnose.redact import redact_environ
 from launcher.errors import ExitCode, PreflightRefused
 from launcher.plan.environment import base_environ
@@ -63,7 +65,8 @@ def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
         done = finished_already(output_dir, prepared.plan.identity, job_config.training)
         if done is not None:
             console.say(
-                f"nothing left to do: this run has reached its planned end at step {done.step}; the result is in {output_dir / 'final'}. "
+                f"nothing left to do: this run has reached its planned end at step {done.step}; the result is "
+                f"in {output_dir / 'final'}. "
                 "To train longer raise training.max_steps or num_train_epochs; to begin anew choose another output_dir."
             )
             return RunResult(ExitCode.FINISHED)
@@ -71,7 +74,8 @@ def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
         write_launch_files(prepared, environ)
         plan = prepared.plan
         console.say(
-            f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, ZeRO-{plan.zero_stage.value}, "
+            f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, "
+            f"ZeRO-{plan.zero_stage.value}, "
             f"{job_config.method}; output in {output_dir}"
         )
         supervisor = _supervisor(prepared, past, events, console, environ)
@@ -99,7 +103,9 @@ def _preflight(prepared: Prepared, events: EventLog, console: Console, environ: 
     serious = [finding for finding in findings if finding.severity is not Severity.OK]
     if worst(findings) is Severity.ERROR:
         events.emit("preflight", findings=count_by_severity(findings), ids=[f.id for f in serious])
-        events.emit("run_ended", exit_code=int(ExitCode.REFUSED), reason="preflight refused this node", steps=0, goodput=0.0)
+        events.emit(
+            "run_ended", exit_code=int(ExitCode.REFUSED), reason="preflight refused this node", steps=0, goodput=0.0
+        )
         raise PreflightRefused("preflight refuses this node; nothing was started\n" + render_table(serious, environ))
     if serious:
         console.block(render_table(serious, environ))
@@ -157,10 +163,9 @@ def _supervisor(
         stop_exit_code=ExitCode(config.spot.exit_code),
         token=secrets.token_hex(16),
         first_generation=past.last_generation + 1,
+        drills=drills_of(config),
         fork=environ.get("FTLAUNCH_FORK_SERVER", "on") != "off",
     )
-    kills = config.drill.kill if config.drill else []
-    drills = [Drill(number, kill.rank, kill.step, kill.signal) for number, kill in enumerate(kills)]
     events.emit(
         "run_started",
         run_id=past.run_id,
@@ -170,12 +175,14 @@ def _supervisor(
         resumed_from=prepared.resume_preview(),
         agent_pid=os.getpid(),
     )
-    return Supervisor(
-        settings=settings,
-        events=events,
-        samples=AppendedLines(samples_path(output_dir, NODE)),
-        console=console,
-        progress=Progress(started_at_s=time.monotonic()),
-        recorder=IncidentRecorder(output_dir, events, settings.environ, asdict(prepared.facts)),
-        drills=[drill for drill in drills if drill.number not in past.fired_drills],
+    recorder = RunRecorder(
+        events, AppendedLines(samples_path(output_dir, NODE)), console, Progress(started_at_s=time.monotonic())
     )
+    recorder.fired_drills.update(past.fired_drills)
+    incidents = IncidentRecorder(output_dir, events, settings.environ, asdict(prepared.facts))
+    return Supervisor(settings, recorder, incidents)
+
+
+def drills_of(config: JobConfig) -> tuple[Drill, ...]:
+    kills = config.drill.kill if config.drill else []
+    return tuple(Drill(number, kill.rank, kill.step, kill.signal) for number, kill in enumerate(kills))

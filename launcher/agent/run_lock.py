@@ -27,7 +27,8 @@ class RunLock:
             holder = os.read(self._fd, 200).decode("utf-8", "replace").strip()
             os.close(self._fd)
             raise UserError(
-                f"{self._path.parent.parent} is in use by another ftlaunch ({holder or 'unknown process'}). Two runs in one folder "
+                f"{self._path.parent.parent} is in use by another ftlaunch ({holder or 'unknown process'}). Two "
+                f"runs in one folder "
                 "would overwrite each other's checkpoints: stop the other one, or choose another output_dir."
             ) from None
         except OSError:
@@ -37,5 +38,7 @@ class RunLock:
         os.write(self._fd, f"pid {os.getpid()} on {socket.gethostname()}".encode())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._fd)

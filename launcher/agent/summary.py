@@ -68,7 +68,12 @@ def render_summary(summary: RunSummary, exit_code: ExitCode, output_dir: Path) -
     width = max(len(name) for name, _ in rows)
     lines = ["", *(f"  {name:{width}}  {value}" for name, value in rows if value)]
     for question, base, tuned in summary.answers:
-        lines += ["", f"  question     {question}", f"  base model   {_one_line(base)}", f"  tuned model  {_one_line(tuned)}"]
+        lines += [
+            "",
+            f"  question     {question}",
+            f"  base model   {_one_line(base)}",
+            f"  tuned model  {_one_line(tuned)}",
+        ]
     return "\n".join([*lines, ""])
 
 

@@ -1,4 +1,5 @@
-"""Which checkpoint a run resumes from: the newest whole one that fits the job. Refused ones are set aside, never deleted."""
+"""Which checkpoint a run resumes from: the newest whole one that fits the job. Refused ones are set aside, never
+deleted."""
 
 from __future__ import annotations
 
@@ -28,9 +29,11 @@ class Choice:
 
 
 def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size: int) -> Choice:
-    """Newest whole checkpoint first. A whole one that belongs to another job or world size is an error, not a fresh start.
+    """Newest whole checkpoint first. A whole one that belongs to another job or world size is an error, not a fresh
+    start.
 
-    Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or silently
+    Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or
+    silently
     mixing two runs in one folder, would cost the user the progress that is there.
     """
     refused: list[Verification] = []
@@ -45,7 +48,8 @@ def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename `checkpoint-N` to `checkpoint-N.rejected` (`.rejected-2`, ... when that name is taken); returns the new name."""
+    """Rename `checkpoint-N` to `checkpoint-N.rejected` (`.rejected-2`, ... when that name is taken); returns the new
+    name."""
     for attempt in range(1, 1000):
         target = path.with_name(path.name + REJECTED_SUFFIX + (f"-{attempt}" if attempt > 1 else ""))
         if not target.exists():
@@ -64,7 +68,8 @@ def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any
         )
     if manifest.world_size != world_size:
         raise UserError(
-            f"{path} was saved by {manifest.world_size} ranks and this start has {world_size}. Resuming with another number of "
+            f"{path} was saved by {manifest.world_size} ranks and this start has {world_size}. Resuming with "
+            f"another number of "
             f"ranks is not in this version: start with cluster.nproc_per_node: {manifest.world_size} (on one node), "
             "or choose another output_dir to begin anew."
         )

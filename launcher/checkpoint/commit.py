@@ -24,7 +24,8 @@ class Committed:
 
 
 def staging_root(output_dir: Path) -> Path:
-    """Where checkpoints are written before they are committed: on the same file system, so that rename is one operation."""
+    """Where checkpoints are written before they are committed: on the same file system, so that rename is one
+    operation."""
     return output_dir / STAGING_NAME
 
 

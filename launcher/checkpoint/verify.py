@@ -58,7 +58,9 @@ def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verifica
             return refused(f"{name} has {size_bytes} bytes, {record.size_bytes} were written")
         if hashes and hash_file(file).xxh3_128 != record.xxh3_128:
             return refused(f"{name} does not have the content that was written (XXH3 differs)")
-    missing = missing_state(path, manifest.step, manifest.world_size, zero_stage=manifest.identity.get("deepspeed.stage"))
+    missing = missing_state(
+        path, manifest.step, manifest.world_size, zero_stage=manifest.identity.get("deepspeed.stage")
+    )
     if missing:
         return refused(missing)
     return Verification(path, step, manifest)
@@ -67,7 +69,8 @@ def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verifica
 def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | None) -> str:
     """What a resume would need and this folder lacks, or an empty string.
 
-    Transformers warns or says nothing and trains on with a fresh optimizer, scheduler or random state; here that is a refusal.
+    Transformers warns or says nothing and trains on with a fresh optimizer, scheduler or random state; here that is a
+    refusal.
     """
     state_path = path / "trainer_state.json"
     try:

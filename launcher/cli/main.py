@@ -1,4 +1,5 @@
-"""Parses the command line and hands over to one module. Imports only the standard library: `--help` must answer at once."""
+"""Parses the command line and hands over to one module. Imports only the standard library: `--help` must answer at
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from launcher.errors import UserError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("launcher.cli.run", "the whole job (the same as `ftlaunch --config job.yaml`)"),
     "check": ("launcher.cli.check", "preflight only: a table of findings, each with the remedy"),
-    "plan": ("launcher.cli.plan", "what would be done, changing nothing: settings with origin, environment, files, memory"),
+    "plan": (
+        "launcher.cli.plan",
+        "what would be done, changing nothing: settings with origin, environment, files, memory",
+    ),
     "schema": ("launcher.cli.schema", "JSON Schema of job.yaml, for editors"),
     "prepare": ("launcher.cli.later", "tokenise and check the data once (not in this version)"),
     "diagnose": ("launcher.cli.later", "cause, evidence and remedy from logs (not in this version)"),
@@ -54,7 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
         if name in _WITH_JOB:
             command.add_argument("--config", type=Path, metavar="JOB.YAML", help="the job")
             command.add_argument(
-                "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key: --set training.max_steps=100"
+                "--set",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="override one key: --set training.max_steps=100",
             )
         elif name != "schema":
             command.add_argument("paths", nargs="*", type=Path, metavar="PATH")

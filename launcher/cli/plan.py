@@ -65,7 +65,11 @@ def render(prepared: Prepared) -> Iterator[str]:
         value = ", ".join(choice.value) if isinstance(choice.value, tuple) else choice.value
         yield f"  {name + ':':24}{value}  <- {choice.by}: {choice.reason}"
     yield f"  {'network:':24}{plan.network.interface}, master {plan.network.master_addr}  <- {plan.network.reason}"
-    forecast = "unknown before the model is loaded" if plan.memory_forecast_bytes is None else show_bytes(plan.memory_forecast_bytes)
+    forecast = (
+        "unknown before the model is loaded"
+        if plan.memory_forecast_bytes is None
+        else show_bytes(plan.memory_forecast_bytes)
+    )
     yield f"  {'memory of each rank:':24}{forecast} of weights, gradients and optimizer; activations come on top"
     yield f"  {'resume:':24}{prepared.resume_preview()}"
     yield ""

@@ -1,4 +1,5 @@
-"""Batches for one rank: a torch DataLoader that starts at any position of an epoch and tells which samples it gave out."""
+"""Batches for one rank: a torch DataLoader that starts at any position of an epoch and tells which samples it gave
+out."""
 
 from __future__ import annotations
 
@@ -76,11 +77,14 @@ class RankBatchSampler(Sampler[list[int]]):
 class RankLoader:
     """What the Trainer iterates over. Not wrapped by accelerate, which would shard it a second time.
 
-    `set_epoch` and `__len__` are what `Trainer` asks of a loader; `starting_at` replaces `accelerate.skip_first_batches`,
+    `set_epoch` and `__len__` are what `Trainer` asks of a loader; `starting_at` replaces
+    `accelerate.skip_first_batches`,
     which draws and throws away every batch before the position.
     """
 
-    def __init__(self, dataset: SampleDataset, sampler: RankBatchSampler, collator: Collator, **loader_options: Any) -> None:
+    def __init__(
+        self, dataset: SampleDataset, sampler: RankBatchSampler, collator: Collator, **loader_options: Any
+    ) -> None:
         self.dataset = dataset
         self.batch_sampler = sampler
         self._collator = collator
@@ -99,7 +103,8 @@ class RankLoader:
         self.batch_sampler.set_epoch(epoch)
 
     def starting_at(self, num_batches: int) -> RankLoader:
-        """The same epoch without its first `num_batches` micro-batches; later epochs are whole again (the Trainer uses this
+        """The same epoch without its first `num_batches` micro-batches; later epochs are whole again (the Trainer
+        uses this
         loader for the resumed epoch only)."""
         sampler = RankBatchSampler(self.batch_sampler.order, self.batch_sampler.rank)
         sampler.set_epoch(self.batch_sampler.epoch)

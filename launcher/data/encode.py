@@ -1,4 +1,5 @@
-"""Conversations in, token ids and labels out, held compactly: one flat array and offsets instead of millions of lists."""
+"""Conversations in, token ids and labels out, held compactly: one flat array and offsets instead of millions of
+lists."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def encode_record(record: Record, tokenizer: Any, *, train_on_prompt: bool) -> t
     """Token ids and labels of one record, not yet truncated.
 
     Labels cover the last assistant turn and the end-of-turn tokens that follow it; with `train_on_prompt`, everything.
-    Raises DataError when the chat template changes the prompt's tokens once the answer is appended: labels would be shifted.
+    Raises DataError when the chat template changes the prompt's tokens once the answer is appended: labels would be
+    shifted.
     """
     if record.text:
         ids = list(tokenizer(record.text)["input_ids"])
@@ -54,13 +56,16 @@ def encode_record(record: Record, tokenizer: Any, *, train_on_prompt: bool) -> t
     prompt = _template_ids(tokenizer, messages[:-1], add_generation_prompt=True)
     if full[: len(prompt)] != prompt:
         raise DataError(
-            f"{record.source}:{record.line}: the tokenizer's chat template renders the prompt differently once the answer is there, "
+            f"{record.source}:{record.line}: the tokenizer's chat template renders the prompt differently once "
+            f"the answer is there, "
             "so the answer's place is unknown; use data.train_on_prompt: true or another template"
         )
     return full, [IGNORED_LABEL] * len(prompt) + full[len(prompt) :]
 
 
-def encode_dataset(records: Iterable[Record], tokenizer: Any, *, max_length: int, train_on_prompt: bool) -> EncodedDataset:
+def encode_dataset(
+    records: Iterable[Record], tokenizer: Any, *, max_length: int, train_on_prompt: bool
+) -> EncodedDataset:
     """Encode all records, cut to `max_length`. Raises DataError when nothing is left to learn from."""
     ids_parts: list[NDArray[np.int32]] = []
     label_parts: list[NDArray[np.int32]] = []
@@ -78,14 +83,17 @@ def encode_dataset(records: Iterable[Record], tokenizer: Any, *, max_length: int
     labels_flat = np.concatenate(label_parts)
     if not bool((labels_flat != IGNORED_LABEL).any()):
         raise DataError(
-            f"data.train: after cutting to max_length {max_length} no record has a token to learn; raise data.max_length"
+            f"data.train: after cutting to max_length {max_length} no record has a token to learn; raise "
+            f"data.max_length"
         )
     return EncodedDataset(np.concatenate(ids_parts), labels_flat, offsets, num_truncated)
 
 
 def _template_ids(tokenizer: Any, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages) + ("assistant: " if add_generation_prompt else "")
+        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages) + (
+            "assistant: " if add_generation_prompt else ""
+        )
         suffix = [] if add_generation_prompt else [tokenizer.eos_token_id]
         return [*tokenizer(text)["input_ids"], *suffix]
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)

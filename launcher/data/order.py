@@ -1,6 +1,7 @@
 """Which sample comes when: a pure function of (seed, epoch, position), the same for any number of ranks.
 
-Invariant: over one epoch every sample is given out exactly once. Where the last batches are short, places are filled with
+Invariant: over one epoch every sample is given out exactly once. Where the last batches are short, places are filled
+with
 `GHOST` (a sample without labels, which adds nothing to loss or gradients) instead of repeating samples, as
 `accelerate` does with `even_batches`.
 """
@@ -19,7 +20,8 @@ GHOST = -1
 class SampleOrder:
     """Epoch order of `num_samples` samples.
 
-    A *global micro-batch* holds `world_size * batch_size` places; rank r takes places r * batch_size to (r + 1) * batch_size - 1.
+    A *global micro-batch* holds `world_size * batch_size` places; rank r takes places r * batch_size to (r + 1) *
+    batch_size - 1.
     """
 
     num_samples: int
@@ -47,5 +49,5 @@ class SampleOrder:
     def batch(self, permutation: NDArray[np.int64], index: int, rank: int) -> list[int]:
         """Sample indices of `rank` in global micro-batch `index`; `GHOST` where no sample is left."""
         start = index * self.places_per_batch + rank * self.batch_size
-        taken = permutation[start : start + self.batch_size].tolist()
+        taken: list[int] = permutation[start : start + self.batch_size].tolist()
         return taken + [GHOST] * (self.batch_size - len(taken))

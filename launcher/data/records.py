@@ -72,16 +72,26 @@ def parse_record(raw: bytes, data_format: str, *, source: str, line: int, system
     try:
         fields = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); convert the file to UTF-8") from error
+        raise DataError(
+            f"{where}: not UTF-8 ({error.reason} at byte {error.start}); convert the file to UTF-8"
+        ) from error
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}; one JSON object a line is needed") from error
+        raise DataError(
+            f"{where}: not JSON: {error.msg} at column {error.colno}; one JSON object a line is needed"
+        ) from error
     if not isinstance(fields, dict):
         raise DataError(f"{where}: a JSON {type(fields).__name__} where an object is needed")
     chosen = detect_format(fields) if data_format == "auto" else data_format
     if chosen is None or any(key not in fields for key in FORMATS[chosen]):
         expected = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in FORMATS.items())
-        asked = "no known format" if chosen is None else f"data.format is {chosen}, which needs {', '.join(FORMATS[chosen])}"
-        raise DataError(f"{where}: {asked}; the record has the fields {', '.join(map(str, fields))}. Known formats: {expected}")
+        asked = (
+            "no known format"
+            if chosen is None
+            else f"data.format is {chosen}, which needs {', '.join(FORMATS[chosen])}"
+        )
+        raise DataError(
+            f"{where}: {asked}; the record has the fields {', '.join(map(str, fields))}. Known formats: {expected}"
+        )
     if chosen == "text":
         return Record(source, line, text=_string(fields["text"], where, "text"))
     turns = _turns(fields, chosen, where)
@@ -118,7 +128,9 @@ def _message_turns(messages: Any, where: str) -> tuple[Turn, ...]:
             raise DataError(f"{where}: messages[{index}] needs `role` and `content`")
         turns.append(Turn(str(message["role"]), _string(message["content"], where, f"messages[{index}].content")))
     if turns[-1].role != "assistant":
-        raise DataError(f"{where}: the last message has the role {turns[-1].role!r}; the model learns from `assistant` messages")
+        raise DataError(
+            f"{where}: the last message has the role {turns[-1].role!r}; the model learns from `assistant` messages"
+        )
     return tuple(turns)
 
 

@@ -52,7 +52,7 @@ def _shown(line: EvidenceLine) -> str:
     return f"{text}\n    ({who}{line.file}{f':{line.line}' if line.line else ''})"
 
 
-def write_bundle(  # noqa: PLR0917  every part of an incident, in the order in which it is read
+def write_bundle(
     root: Path,
     utc: str,
     verdict: Verdict,

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 # Every linear layer of the decoder blocks; `lm_head` is left out (large, and tied to the embeddings in small models).
 _LLAMA_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3_small", "internlm3"})
+_LLAMA_LIKE = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3_small", "internlm3"}
+)
 _GIB = 1024**3
 
 
@@ -71,15 +73,20 @@ def _asked_precision(asked: str, facts: HostFacts, device: str) -> Chosen[str]:
         lacking = [gpu for gpu in visible(facts) if not gpu.has_bf16]
         if lacking:
             raise PreflightRefused(
-                f"precision: bf16, but {_names(lacking)} has compute capability {_capability(lacking)} and computes no bf16 "
+                f"precision: bf16, but {_names(lacking)} has compute capability {_capability(lacking)} and "
+                f"computes no bf16 "
                 "(it would be emulated). Use precision: auto (fp16 here), or GPUs with capability 8.0 or more."
             )
     if asked == "fp16" and device == "cpu":
-        raise PreflightRefused("precision: fp16, but there is no GPU and CPUs do not train in fp16. Use precision: auto.")
+        raise PreflightRefused(
+            "precision: fp16, but there is no GPU and CPUs do not train in fp16. Use precision: auto."
+        )
     return Chosen(asked, "precision", by="job.yaml")
 
 
-def choose_zero_stage(config: JobConfig, facts: HostFacts, model: ModelFacts, device: str, num_ranks: int) -> Chosen[int]:
+def choose_zero_stage(
+    config: JobConfig, facts: HostFacts, model: ModelFacts, device: str, num_ranks: int
+) -> Chosen[int]:
     """Stage 2 where weights fit on each card with room for activations; stage 3 where they do not.
 
     Bytes per parameter are DeepSpeed's own estimators: ZeRO-2 needs 2P + 18P/G per card when all weights are trained.
@@ -89,7 +96,11 @@ def choose_zero_stage(config: JobConfig, facts: HostFacts, model: ModelFacts, de
     parameters = model.num_parameters
     gpus = visible(facts)
     if device == "cpu" or parameters is None:
-        known = "on CPUs memory is not the limit" if device == "cpu" else "the model's size is not known before it is loaded"
+        known = (
+            "on CPUs memory is not the limit"
+            if device == "cpu"
+            else "the model's size is not known before it is loaded"
+        )
         return Chosen(2, f"the faster stage; {known}")
     card_bytes = min(gpu.memory_total_bytes for gpu in gpus)
     needed = static_bytes(config.method, parameters, num_ranks, zero_stage=2)
@@ -104,7 +115,8 @@ def static_bytes(method: str, parameters: int, num_ranks: int, *, zero_stage: in
     """Bytes per card for weights, gradients and optimizer state, without activations.
 
     full: DeepSpeed's estimators (runtime/zero/stage_1_and_2.py, stage3.py): 2P + 18P/G, and 18P/G for stage 3.
-    lora: weights in 16 bits and about 1 % trainable parameters; qlora: 0.55 bytes a parameter for NF4 with its constants.
+    lora: weights in 16 bits and about 1 % trainable parameters; qlora: 0.55 bytes a parameter for NF4 with its
+    constants.
     """
     shard = 1 / num_ranks
     if method == "full":
@@ -120,7 +132,9 @@ def choose_gradient_checkpointing(config: JobConfig, device: str) -> Chosen[bool
             return Chosen(bool(config.training[key]), f"training.{key}", by="job.yaml")
     if device == "cpu":
         return Chosen(False, "on CPUs memory is not the limit; recomputing would cost a third of the speed")
-    return Chosen(True, "activations are recomputed: about a third slower, several times less memory; set it to false if it fits")
+    return Chosen(
+        True, "activations are recomputed: about a third slower, several times less memory; set it to false if it fits"
+    )
 
 
 def choose_lora_targets(config: JobConfig, model: ModelFacts) -> Chosen[str | tuple[str, ...] | None]:
@@ -144,7 +158,9 @@ def require_methods_fit(config: JobConfig, device: str, num_ranks: int, facts: H
         )
     for drill in config.drill.kill if config.drill else ():
         if drill.rank >= num_ranks:
-            raise UserError(f"drill.kill.rank is {drill.rank}, but this job has {num_ranks} rank(s): 0 to {num_ranks - 1}")
+            raise UserError(
+                f"drill.kill.rank is {drill.rank}, but this job has {num_ranks} rank(s): 0 to {num_ranks - 1}"
+            )
 
 
 def _names(gpus: Sequence[Gpu]) -> str:

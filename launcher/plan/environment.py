@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Variables that decide how NCCL, gloo and DeepSpeed behave: kept as they are and shown with their origin.
-_WATCHED_PREFIXES = ("NCCL_", "GLOO_", "DS_", "TORCH_NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
+_WATCHED_PREFIXES = (
+    "NCCL_",
+    "GLOO_",
+    "DS_",
+    "TORCH_NCCL_",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "HF_HUB_OFFLINE",
+)
 
 # Left by an outer launcher or an earlier run; a rank that reads them would join the wrong group.
 _NEVER_PASSED_ON = (
@@ -54,15 +62,23 @@ def proposals(device: str, num_ranks: int, num_usable_cpus: int, network: Networ
 
     wanted = [
         ours("GLOO_SOCKET_IFNAME", network.interface, network.reason),
-        ours("TOKENIZERS_PARALLELISM", "false", "the tokenizer's threads do not survive the fork of DataLoader workers"),
+        ours(
+            "TOKENIZERS_PARALLELISM", "false", "the tokenizer's threads do not survive the fork of DataLoader workers"
+        ),
         ours("TQDM_DISABLE", "1", "the agent shows progress; bars of every library would fill the logs"),
         ours("PYTHONUNBUFFERED", "1", "a killed rank's last lines are in its log"),
-        ours("OMP_NUM_THREADS", str(max(1, num_usable_cpus // num_ranks)), f"{num_usable_cpus} CPUs for {num_ranks} rank(s)"),
+        ours(
+            "OMP_NUM_THREADS",
+            str(max(1, num_usable_cpus // num_ranks)),
+            f"{num_usable_cpus} CPUs for {num_ranks} rank(s)",
+        ),
     ]
     if device == "cpu":
         return [*wanted, ours("DS_ACCELERATOR", "cpu", "no GPU")]
     wanted += [
-        ours("DS_ACCELERATOR", "cuda", "keeps DeepSpeed from probing, which would make a CUDA context in the fork server"),
+        ours(
+            "DS_ACCELERATOR", "cuda", "keeps DeepSpeed from probing, which would make a CUDA context in the fork server"
+        ),
         ours("PYTORCH_NVML_BASED_CUDA_CHECK", "1", "torch asks NVML, not CUDA, in the fork server"),
         ours("NCCL_SOCKET_IFNAME", network.interface, network.reason),
         ours("NCCL_DEBUG", "WARN", "NCCL's own words for its failures"),
@@ -93,7 +109,8 @@ def resolve_environment(
 
 
 def base_environ(variables: tuple[Variable, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks and the fork server share: the process's environment, cleaned, with the resolved variables on top."""
+    """What all ranks and the fork server share: the process's environment, cleaned, with the resolved variables on
+    top."""
     result = {name: value for name, value in environ.items() if name not in _NEVER_PASSED_ON}
     result.update({variable.name: variable.value for variable in variables})
     return result

@@ -13,18 +13,23 @@ _NOT_FOR_OTHER_NODES = frozenset({"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PY
 
 
 def hostfile_text(nodes: Sequence[tuple[str, int]]) -> str:
-    """One `IP slots=N` line a node, in node order. DeepSpeed refuses the same host twice, so that is an error here too."""
+    """One `IP slots=N` line a node, in node order. DeepSpeed refuses the same host twice, so that is an error here
+    too."""
     addresses = [address for address, _ in nodes]
     doubled = sorted({address for address in addresses if addresses.count(address) > 1})
     if doubled:
-        raise UserError(f"two nodes have the address {doubled[0]}; DeepSpeed's hostfile needs one address for each node")
+        raise UserError(
+            f"two nodes have the address {doubled[0]}; DeepSpeed's hostfile needs one address for each node"
+        )
     return "".join(f"{address} slots={slots}\n" for address, slots in nodes)
 
 
 def deepspeed_env_text(variables: Sequence[Variable]) -> str:
-    """`NAME=value` lines, nothing else: DeepSpeed 0.19 splits every line at `=`; a blank line or a comment makes it raise.
+    """`NAME=value` lines, nothing else: DeepSpeed 0.19 splits every line at `=`; a blank line or a comment makes it
+    raise.
 
-    Values with a line break cannot be written and are refused. Secrets (by their name) are left out: the file lies in the
+    Values with a line break cannot be written and are refused. Secrets (by their name) are left out: the file lies in
+    the
     output folder.
     """
     lines = []

@@ -96,18 +96,25 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
     """Nothing that was asked for is silently left undone."""
     config = job.config
     if config.command is not None:
-        raise NotInThisVersion(f"{job.path}: command: wrapping a trainer of yours is not in this version; use model, data, training")
+        raise NotInThisVersion(
+            f"{job.path}: command: wrapping a trainer of yours is not in this version; use model, data, training"
+        )
     if config.cluster.max_nodes > 1 or len(config.cluster.hosts) > 1:
         raise NotInThisVersion(f"{job.path}: cluster: more than one node is not in this version")
     if place.num_nodes > 1:
         evidence = ", ".join(f"{name}={value}" for name, value in place.evidence)
         raise NotInThisVersion(
-            f"{place.platform} has started {place.num_nodes} nodes ({evidence}); more than one node is not in this version. "
+            f"{place.platform} has started {place.num_nodes} nodes ({evidence}); more than one node is not in "
+            f"this version. "
             "Submit the job with one node."
         )
     if config.monitor.prometheus_port:
         raise NotInThisVersion(f"{job.path}: monitor.prometheus_port is not in this version; set it to 0")
     if config.checkpoint.memory == "on":
-        raise NotInThisVersion(f"{job.path}: checkpoint.memory: on (checkpoints in memory) is not in this version; use auto or off")
+        raise NotInThisVersion(
+            f"{job.path}: checkpoint.memory: on (checkpoints in memory) is not in this version; use auto or off"
+        )
     if config.restart.hang_seconds != "auto":
-        raise NotInThisVersion(f"{job.path}: restart.hang_seconds (finding hangs) is not in this version; leave it auto")
+        raise NotInThisVersion(
+            f"{job.path}: restart.hang_seconds (finding hangs) is not in this version; leave it auto"
+        )

@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Drill:
-    """A rehearsed fault: rank `rank` sends itself `signal` right after optimizer step `step`. `number` identifies it."""
+    """A rehearsed fault: rank `rank` sends itself `signal` right after optimizer step `step`. `number` identifies
+    it."""
 
     number: int
     rank: int
@@ -23,7 +24,8 @@ class Drill:
 class RankSpec:
     """The same for every rank of a generation; rank numbers come from DeepSpeed's environment variables.
 
-    `config` is the resolved job.yaml; `resume_from` a folder that the agent has verified; `identity` goes into manifests.
+    `config` is the resolved job.yaml; `resume_from` a folder that the agent has verified; `identity` goes into
+    manifests.
     """
 
     output_dir: str

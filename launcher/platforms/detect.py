@@ -1,7 +1,8 @@
 """Which platform started this process, how many nodes it counts, and which variables say so.
 
 A new platform is one row of `PLATFORMS`. Names and meanings are from the platforms' own documents and operators, see
-docs/platforms.md; the traps: DLC and KubeDL count *nodes* in WORLD_SIZE, Kubeflow's PyTorchJob v1 counts *processes* there.
+docs/platforms.md; the traps: DLC and KubeDL count *nodes* in WORLD_SIZE, Kubeflow's PyTorchJob v1 counts *processes*
+there.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ def refuse_nesting(environ: Mapping[str, str]) -> None:
         launcher = "deepspeed"
     if launcher:
         raise UserError(
-            f"this process is a rank of {launcher} (LOCAL_RANK={environ.get('LOCAL_RANK', '?')}): ftlaunch would start ranks inside "
-            f"a rank. Run `ftlaunch --config ...` itself as the job's command, once per node, instead of `{launcher} ... ftlaunch`."
+            f"this process is a rank of {launcher} (LOCAL_RANK={environ.get('LOCAL_RANK', '?')}): ftlaunch "
+            f"would start ranks inside "
+            f"a rank. Run `ftlaunch --config ...` itself as the job's command, once per node, instead of "
+            f"`{launcher} ... ftlaunch`."
         )
 
 

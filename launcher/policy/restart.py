@@ -42,7 +42,9 @@ class Decision:
     delay_s: float = 0.0
 
 
-def decide(history: Sequence[FailedAttempt], *, max_without_progress: int, backoff_s: float, started_at_step: int) -> Decision:
+def decide(
+    history: Sequence[FailedAttempt], *, max_without_progress: int, backoff_s: float, started_at_step: int
+) -> Decision:
     """`history` holds this start's failed attempts, oldest first, the one to decide on last."""
     last = history[-1]
     if last.input_error_code is not None:
@@ -54,13 +56,16 @@ def decide(history: Sequence[FailedAttempt], *, max_without_progress: int, backo
         steps = f"no new step since step {max(a.reached_step for a in history) if history else 0}"
         return Decision(
             Action.STOP,
-            f"{fruitless} attempts in a row failed with {steps} (restart.max_without_progress is {max_without_progress}); "
+            f"{fruitless} attempts in a row failed with {steps} (restart.max_without_progress is "
+            f"{max_without_progress}); "
             "the cause is outside this job: run it again, best on another node",
             ExitCode.STOPPED,
         )
     delay_s = 0.0 if fruitless == 0 else backoff_s * 2 ** (fruitless - 1)
     reason = f"{last.fault_class} does not come from the job; " + (
-        "the attempt made progress" if fruitless == 0 else f"{fruitless} of {max_without_progress} restarts without a new step"
+        "the attempt made progress"
+        if fruitless == 0
+        else f"{fruitless} of {max_without_progress} restarts without a new step"
     )
     return Decision(Action.RESTART, reason, delay_s=delay_s)
 

@@ -35,7 +35,9 @@ def training_arguments(spec: RankSpec, config: JobConfig) -> Any:
         eval_on_start=has_eval and spec.resume_from is None,
     )
     if settings["activation_checkpointing"]:
-        kwargs = config.training.get("gradient_checkpointing_kwargs") or config.training.get("activation_checkpointing_kwargs")
+        kwargs = config.training.get("gradient_checkpointing_kwargs") or config.training.get(
+            "activation_checkpointing_kwargs"
+        )
         settings["activation_checkpointing_kwargs"] = kwargs or {"use_reentrant": False}
     if config.monitor.tensorboard:
         settings.setdefault("logging_dir", None)

@@ -29,4 +29,5 @@ def model_card(spec: RankSpec, config: JobConfig, trainer: Any) -> str:
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     library = "transformers" if config.method == "full" else "peft"
-    return f"---\nlibrary_name: {library}\n---\n# {spec.output_path.name}\n\nFine-tuned with ftlaunch.\n\n| | |\n|---|---|\n{table}\n"
+    front = f"---\nlibrary_name: {library}\n---\n"
+    return f"{front}# {spec.output_path.name}\n\nFine-tuned with ftlaunch.\n\n| | |\n|---|---|\n{table}\n"

@@ -2,11 +2,13 @@
 
 Invariants:
 - it never touches CUDA (a forked child could not use it then), and runs a single thread, so that forking is safe;
-- a forked rank becomes the *agent's* child (double fork; the agent is a subreaper): the agent gets its exit status, and the
+- a forked rank becomes the *agent's* child (double fork; the agent is a subreaper): the agent gets its exit status,
+  and the
   fork server may die without harm to running ranks;
 - every rank asks the kernel for SIGKILL when the agent dies.
 
-Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec path, the
+Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec
+path, the
 rank's own environment variables) with two descriptors (the rank's end of its link, its log file); the server answers
 `{"pid": ...}`. The first thing the server sends is `{"ready": ...}`.
 """
@@ -90,7 +92,7 @@ def cuda_touched() -> bool:
     """True when this process holds a CUDA context or device: then ranks must not be forked from it."""
     import torch
 
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     targets = []
     for fd in os.listdir("/proc/self/fd"):
@@ -136,7 +138,7 @@ def _become_rank(request: dict[str, Any], *, link_fd: int, log_fd: int) -> NoRet
         status = run(Path(request["spec"]), link_fd)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException as error:  # the process's edge: the traceback is the evidence, the status tells the agent
+    except BaseException as error:  # noqa: BLE001 - the process's edge: the traceback is the evidence for the agent
         from launcher.train.main import write_traceback
 
         write_traceback(error)
@@ -155,7 +157,8 @@ def run(spec_path: Path, link_fd: int) -> int:
     end = socket.socket(fileno=link_fd)
     end.setblocking(False)
     link = Link(end)
-    # From C, so that it works while the interpreter waits in a collective: the agent hears of the signal, the rank trains on
+    # From C, so that it works while the interpreter waits in a collective: the agent hears of the signal, the rank
+    # trains on
     # until the agreed step.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)

@@ -1,6 +1,8 @@
-"""The life of one rank: connect, build, train, finish. Started by the fork server with DeepSpeed's environment contract.
+"""The life of one rank: connect, build, train, finish. Started by the fork server with DeepSpeed's environment
+contract.
 
-Exit status 0 means that this rank did what was asked of it (reached the planned end, or stopped at an agreed save); the agent
+Exit status 0 means that this rank did what was asked of it (reached the planned end, or stopped at an agreed save);
+the agent
 proves which of the two from the messages and the files, never from the status alone.
 """
 
@@ -89,7 +91,8 @@ class Phases:
 
 
 def connect(spec: RankSpec, place: RankPlace, *, ddp_timeout_s: int) -> None:
-    """Join the generation's process group. Its port and store are this generation's own, so nothing stale can be read."""
+    """Join the generation's process group. Its port and store are this generation's own, so nothing stale can be
+    read."""
     import deepspeed
     import torch
 
@@ -129,5 +132,3 @@ def write_traceback(error: BaseException) -> None:
 
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     sys.stderr.flush()
-
-

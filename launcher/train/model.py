@@ -28,12 +28,16 @@ def resolve_model_path(model: ModelConfig) -> str:
     name = model.path.removeprefix(PACKAGE_PREFIX)
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise UserError(f"model.path: the Python package {name!r} is not installed in {sys.prefix}: pip install {name.replace('_', '-')}")
+        raise UserError(
+            f"model.path: the Python package {name!r} is not installed in {sys.prefix}: pip install "
+            f"{name.replace('_', '-')}"
+        )
     return str(Path(spec.origin).parent)
 
 
 def prepare_model_files(config: JobConfig) -> str:
-    """Folder or hub id to load from. Converts a GGUF file the first time; called before the process group exists, because
+    """Folder or hub id to load from. Converts a GGUF file the first time; called before the process group exists,
+    because
     `save_pretrained` writes only part of the files on ranks other than 0 once there is one."""
     if config.model is None:
         raise UserError("model: is missing")
@@ -90,7 +94,8 @@ def _with_adapter(model: Any, spec: RankSpec, config: JobConfig) -> Any:
             raise
         leaves = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m).__name__.endswith("Linear")})
         raise UserError(
-            f"lora.target_modules {targets!r} names no module of this model. Its linear modules are: {', '.join(leaves)}. "
+            f"lora.target_modules {targets!r} names no module of this model. Its linear modules are: "
+            f"{', '.join(leaves)}. "
             "Use some of these, or `auto`."
         ) from error
 
@@ -115,7 +120,8 @@ def _quantisation(spec: RankSpec, config: JobConfig, place: Any, dtype: Any) -> 
 def dequantised_folder(folder: Path, gguf_file: str) -> Path:
     """A Transformers folder with the GGUF file's weights, made once per machine and reused by every later start.
 
-    The cache is `FTLAUNCH_CACHE`, else `$XDG_CACHE_HOME/ftlaunch`, else `~/.cache/ftlaunch`. Ranks of a node wait for the one
+    The cache is `FTLAUNCH_CACHE`, else `$XDG_CACHE_HOME/ftlaunch`, else `~/.cache/ftlaunch`. Ranks of a node wait for
+    the one
     that converts; a conversion that was killed leaves only a temporary folder behind.
     """
     from filelock import FileLock

@@ -67,18 +67,25 @@ class FineTuning:
         data = self.config.data
         assert data is not None  # run() has checked
         records = read_records(patterns, data.format, data.system_prompt)
-        encoded = encode_dataset(records, self.tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt)
+        encoded = encode_dataset(
+            records, self.tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt
+        )
         if encoded.num_truncated and self.place.rank == 0:
             log.warning("%d of %d samples were cut to %d tokens", encoded.num_truncated, len(encoded), data.max_length)
         return encoded
 
     def _check_vocabulary(self, encoded: EncodedDataset) -> None:
         """A token id beyond the embedding is a device-side assert hours later; here it is one line now."""
-        vocabulary = self.model.get_input_embeddings().num_embeddings if self.spec.zero_stage != 3 else self.model.config.vocab_size
+        vocabulary = (
+            self.model.get_input_embeddings().num_embeddings
+            if self.spec.zero_stage != 3
+            else self.model.config.vocab_size
+        )
         largest = int(encoded.input_ids.max())
         if largest >= vocabulary:
             raise UserError(
-                f"data: token id {largest} is beyond the model's vocabulary of {vocabulary}: tokenizer and model do not belong "
+                f"data: token id {largest} is beyond the model's vocabulary of {vocabulary}: tokenizer and "
+                f"model do not belong "
                 "together. Use the tokenizer of this very model (model.path), or a model whose embedding was resized."
             )
 
@@ -128,10 +135,17 @@ class FineTuning:
         self._answer("tuned")
         self.phases.enter("writing final")
         final = self._write_final(trainer)
-        self.link.send("finished", step=state.global_step, max_steps=state.max_steps, final=str(final), samples_seen=trainer.samples_seen())
+        self.link.send(
+            "finished",
+            step=state.global_step,
+            max_steps=state.max_steps,
+            final=str(final),
+            samples_seen=trainer.samples_seen(),
+        )
 
     def _write_final(self, trainer: Resilience) -> Path:
-        """`final/`: adapter or model and tokenizer, committed as a checkpoint is. All ranks take part (ZeRO-3 gathers)."""
+        """`final/`: adapter or model and tokenizer, committed as a checkpoint is. All ranks take part (ZeRO-3
+        gathers)."""
         output_dir = self.spec.output_path
         staged = staging_root(output_dir) / "final"
         final = output_dir / "final"

@@ -1,6 +1,8 @@
-"""What makes a Transformers Trainer survive: agreed saves, committed checkpoints, exact resume, a record of every sample.
+"""What makes a Transformers Trainer survive: agreed saves, committed checkpoints, exact resume, a record of every
+sample.
 
-`ResilientTrainer` is our own program's trainer. Everything it adds sits in this module, so that another Trainer can be given
+`ResilientTrainer` is our own program's trainer. Everything it adds sits in this module, so that another Trainer can
+be given
 the same by mixing `Resilience` in.
 
 Agreed saves are in `stop_request.py`; the argument for them is in docs/agreed-saves.md.
@@ -51,7 +53,7 @@ def seek_instead_of_skipping() -> None:
         trainer_module.skip_first_batches = start_at
 
 
-class ResilienceCallback(TrainerCallback):
+class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
     """Tells the agent about every step, carries out drills, and turns an agreed save into the Trainer's own."""
 
     def __init__(self, spec: RankSpec, link: Link, rank: int) -> None:
@@ -85,10 +87,14 @@ class ResilienceCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.rank == 0 and logs and "loss" in logs:
             loss, rate = float(logs["loss"]), float(logs["learning_rate"])
-            rank_log.info("step %d of %d: loss %.4f, learning rate %.3g", state.global_step, state.max_steps, loss, rate)
+            rank_log.info(
+                "step %d of %d: loss %.4f, learning rate %.3g", state.global_step, state.max_steps, loss, rate
+            )
             self.link.send("log", step=state.global_step, loss=loss, learning_rate=rate)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
         if self.rank == 0 and metrics and "eval_loss" in metrics:
             self.link.send("evaluated", step=state.global_step, loss=float(metrics["eval_loss"]))
 
@@ -137,14 +143,16 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         inputs.pop(SAMPLE_KEY, None)
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    # -- engine and resume --------------------------------------------------------------------------------------------------------
+    # -- engine and resume
+    # --------------------------------------------------------------------------------------------------------
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         started = time.monotonic()
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not isinstance(self.model_wrapped, DeepSpeedEngine):
             raise UserError(
-                "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when ACCELERATE_USE_CPU is set. "
+                "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when "
+                "ACCELERATE_USE_CPU is set. "
                 "Unset the ACCELERATE_* variables of the image and of `env`."
             )
         if resume_from_checkpoint is not None:
@@ -241,7 +249,8 @@ def barrier() -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Give files the mode that the umask asks for: safetensors 0.8 writes them 0600, unreadable for another uid on NAS."""
+    """Give files the mode that the umask asks for: safetensors 0.8 writes them 0600, unreadable for another uid on
+    NAS."""
     umask = os.umask(0)
     os.umask(umask)
     for path in folder.rglob("*"):

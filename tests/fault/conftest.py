@@ -16,7 +16,9 @@ from tests.fault.harness import Job, base_config, merged
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    missing = [name for name in ("torch", "deepspeed", "transformers", "peft") if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("torch", "deepspeed", "transformers", "peft") if importlib.util.find_spec(name) is None
+    ]
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.slow)

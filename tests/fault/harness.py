@@ -37,7 +37,9 @@ def base_config(tiny: Path, output_dir: Path) -> dict[str, Any]:
 def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(config)
     for key, value in changes.items():
-        result[key] = merged(result[key], value) if isinstance(value, dict) and isinstance(result.get(key), dict) else value
+        result[key] = (
+            merged(result[key], value) if isinstance(value, dict) and isinstance(result.get(key), dict) else value
+        )
     return {key: value for key, value in result.items() if value is not None}
 
 
@@ -75,9 +77,12 @@ class Job:
 
 
 class Run:
-    """One started `ftlaunch`. Everything that it starts carries a mark in its environment, by which leftovers are found."""
+    """One started `ftlaunch`. Everything that it starts carries a mark in its environment, by which leftovers are
+    found."""
 
-    def __init__(self, job: Job, arguments: tuple[str, ...], environ: dict[str, str]) -> None:
+    def __init__(
+        self, job: Job, arguments: tuple[str, ...], environ: dict[str, str], *, prefix: list[str] | None = None
+    ) -> None:
         self.job = job
         self.mark = uuid.uuid4().hex
         self._events_before = len(job.events())
@@ -85,7 +90,7 @@ class Run:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", _MARK: self.mark, "PYTHONPATH": str(ROOT), **environ}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", "--config", str(job.path), *arguments],
+                [*(prefix or []), sys.executable, "-m", "launcher", "--config", str(job.path), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,4 +1,5 @@
-"""Done when 4: a newest checkpoint that is not whole is refused with its reason, the one before is taken, nothing is deleted."""
+"""Done when 4: a newest checkpoint that is not whole is refused with its reason, the one before is taken, nothing is
+deleted."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 def copy_of(job: Job, folder: Path, max_steps: int) -> Job:
     shutil.copytree(job.output_dir, folder / "out")
-    config = {**job.config, "output_dir": str(folder / "out"), "training": {**job.config["training"], "max_steps": max_steps}}
+    config = {
+        **job.config,
+        "output_dir": str(folder / "out"),
+        "training": {**job.config["training"], "max_steps": max_steps},
+    }
     return Job(folder, config)
 
 

@@ -1,4 +1,5 @@
-"""Done when 3: killed at every step, the run ends with bit-for-bit the weights of a run without faults, and every sample once."""
+"""Done when 3: killed at every step, the run ends with bit-for-bit the weights of a run without faults, and every
+sample once."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def test_one_other_random_draw_changes_the_weights(make_job: MakeJob) -> None:
 
 
 def test_epochs_accumulation_and_a_short_last_batch(make_job: MakeJob) -> None:
-    """61 samples in batches of 2 x 2 with accumulation over 3: the last step of each epoch is short; none is repeated."""
+    """61 samples in batches of 2 x 2 with accumulation over 3: the last step of each epoch is short; none is
+    repeated."""
     changes: dict[str, Any] = {
         "training": {"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 3},
         "checkpoint": {"every_steps": 2},
@@ -64,7 +66,9 @@ def test_epochs_accumulation_and_a_short_last_batch(make_job: MakeJob) -> None:
     shorten_data(undisturbed, 61)
     assert undisturbed.run().process.returncode == 0
     last = max(event["step"] for event in undisturbed.events("checkpoint_saved"))
-    killed = make_job("killed", **changes, drill={"kill": [{"rank": 0, "step": 5}, {"rank": 1, "step": 6}, {"rank": 0, "step": 9}]})
+    killed = make_job(
+        "killed", **changes, drill={"kill": [{"rank": 0, "step": 5}, {"rank": 1, "step": 6}, {"rank": 0, "step": 9}]}
+    )
     shorten_data(killed, 61)
     run = killed.run(timeout_s=300)
     assert run.process.returncode == 0, run.log

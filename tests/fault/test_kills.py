@@ -15,7 +15,9 @@ LONG = {"training": {"max_steps": 4000}, "checkpoint": {"every_steps": 20, "keep
 
 def next_start_resumes(job: Job) -> None:
     """The next start continues from a whole checkpoint and reaches the end."""
-    newest = max(int(path.name.split("-")[1]) for path in job.output_dir.glob("checkpoint-*") if path.name[11:].isdigit())
+    newest = max(
+        int(path.name.split("-")[1]) for path in job.output_dir.glob("checkpoint-*") if path.name[11:].isdigit()
+    )
     job.configure({**job.config, "training": {**job.config["training"], "max_steps": newest + 5}, "drill": None} | {})
     job.configure({key: value for key, value in job.config.items() if value is not None})
     run = job.run()

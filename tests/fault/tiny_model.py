@@ -1,6 +1,7 @@
 """Makes a tiny Llama-like model with its own tokenizer, and data for it: a step takes milliseconds, everything is real.
 
-Run as a program: `python tests/fault/tiny_model.py FOLDER`. Needs the training stack, which pytest's own process does not import.
+Run as a program: `python tests/fault/tiny_model.py FOLDER`. Needs the training stack, which pytest's own process does
+not import.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ def make_model(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocabulary = ["<pad>", "<eos>", "<unk>", "user", "assistant", ":", *_WORDS, *(str(i) for i in range(NUM_RECORDS + 8))]
+    vocabulary = [
+        "<pad>",
+        "<eos>",
+        "<unk>",
+        "user",
+        "assistant",
+        ":",
+        *_WORDS,
+        *(str(i) for i in range(NUM_RECORDS + 8)),
+    ]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
     fast = PreTrainedTokenizerFast(

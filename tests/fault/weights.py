@@ -23,7 +23,9 @@ def digests(checkpoint: Path) -> dict[str, str]:
         else:
             continue
         for key, tensor in _tensors(loaded, ""):
-            found[f"{name}:{key}"] = hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+            found[f"{name}:{key}"] = hashlib.sha256(
+                tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            ).hexdigest()
     return found
 
 

@@ -55,7 +55,10 @@ def manifest_of_step_10(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "truncated weights": (truncate("adapter_model.safetensors"), "adapter_model.safetensors has 450 bytes, 900 were written"),
+    "truncated weights": (
+        truncate("adapter_model.safetensors"),
+        "adapter_model.safetensors has 450 bytes, 900 were written",
+    ),
     "truncated shard": (truncate(SHARD), f"{SHARD} has"),
     "empty weights": (empty("adapter_model.safetensors"), "adapter_model.safetensors has 0 bytes"),
     "empty shard": (empty(SHARD), f"{SHARD} has 0 bytes"),

@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
-    """End the process right before its `number`-th change to the disk that counts; the answer tells how many there were."""
+    """End the process right before its `number`-th change to the disk; the answer tells how many there were."""
     calls = 0
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +55,9 @@ def test_a_commit_moves_the_folder_and_makes_it_whole(tmp_path: Path) -> None:
     assert whole_steps(tmp_path) == [20]
 
 
-def test_every_file_and_folder_is_synced_before_the_name_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_and_folder_is_synced_before_the_name_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     staged = stage(tmp_path, 20)
     synced: list[str] = []
     fsync = os.fsync

@@ -1,4 +1,4 @@
-"""Labels lie exactly on what the model is to learn. A word-level tokenizer of the real library: ids can be read by eye."""
+"""Labels lie exactly on what the model is to learn. The tokenizer knows whole words, so that ids can be read by eye."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class WordTokenizer:
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
         assert not tokenize
         parts = [f"<{m['role']}> {m['content']} <end>" for m in messages]
         if self.chat_template == "changes its mind" and messages[-1]["role"] == "assistant":
@@ -56,7 +58,9 @@ def test_labels_cover_the_answer_and_its_end() -> None:
 
 def test_of_several_turns_the_last_answer_is_learned() -> None:
     tokenizer = WordTokenizer()
-    record = conversation(("system", "be brief"), ("user", "one"), ("assistant", "two"), ("user", "why"), ("assistant", "three"))
+    record = conversation(
+        ("system", "be brief"), ("user", "one"), ("assistant", "two"), ("user", "why"), ("assistant", "three")
+    )
     ids, labels = encode_record(record, tokenizer, train_on_prompt=False)
     assert tokenizer.words(ids)[:4] == ["<system>", "be", "brief", "<end>"]
     assert [word for word in tokenizer.words(labels) if word != "_"] == ["three", "<end>"]

@@ -60,6 +60,7 @@ def test_the_sequence_does_not_depend_on_ranks_or_batch_size(num_samples: int) -
 
 def test_a_global_batch_holds_the_same_samples_however_it_is_split() -> None:
     """8 places as 1 x 8, 2 x 4 and 8 x 1: the optimizer sees the same samples at every step."""
+
     def sets(batch: int, world: int) -> list[set[int]]:
         return [{s for part in b for s in part} for b in ranks_batches(SampleOrder(100, batch, world, seed=1), 0)]
 
@@ -88,7 +89,11 @@ def test_the_order_is_the_same_on_every_machine_and_forever() -> None:
 def test_another_process_finds_the_same_order() -> None:
     code = "from launcher.data.order import SampleOrder as S; print(S(50, 1, 1, seed=5).permutation(2).tolist())"
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
     )
     assert answer.stdout.strip() == str(SampleOrder(50, 1, 1, seed=5).permutation(2).tolist())
 

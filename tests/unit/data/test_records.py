@@ -51,7 +51,9 @@ def test_data_format_decides_where_several_fit() -> None:
 def test_a_system_prompt_goes_in_front_unless_the_record_has_one() -> None:
     fields = {"question": "Why?", "answer": "Because."}
     assert parse(fields, system_prompt="Be brief.").turns == (Turn("system", "Be brief."), *ASKED)
-    own = {"messages": [{"role": "system", "content": "Own."}, *({"role": t.role, "content": t.content} for t in ASKED)]}
+    own = {
+        "messages": [{"role": "system", "content": "Own."}, *({"role": t.role, "content": t.content} for t in ASKED)]
+    }
     assert parse(own, system_prompt="Be brief.").turns[0] == Turn("system", "Own.")
     assert parse({"text": "once"}, system_prompt="Be brief.").text == "once"
 

@@ -74,7 +74,17 @@ def test_the_ranks_get_the_whole_environment_with_the_resolved_on_top() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_CPU"]
+    "name",
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_SIZE",
+        "CROSS_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "ACCELERATE_USE_CPU",
+    ],
 )
 def test_an_outer_launchers_group_is_never_passed_on(name: str) -> None:
     assert name not in base_environ((), {name: "7", "HOME": "/root"})

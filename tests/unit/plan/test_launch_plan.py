@@ -30,7 +30,12 @@ def plan(
 
 def test_eight_gpus() -> None:
     made = plan()
-    assert (made.device.value, made.num_ranks.value, made.precision.value, made.zero_stage.value) == ("cuda", 8, "bf16", 2)
+    assert (made.device.value, made.num_ranks.value, made.precision.value, made.zero_stage.value) == (
+        "cuda",
+        8,
+        "bf16",
+        2,
+    )
     assert made.hostfile == "10.1.0.5 slots=8\n"
     assert "NCCL_SOCKET_IFNAME=lo\n" in made.deepspeed_env
     assert made.ds_config["zero_optimization"]["stage"] == 2
@@ -66,9 +71,18 @@ def test_a_deepspeed_json_of_the_users_own_is_taken_as_it_is(tmp_path: Path) -> 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("offload", [False, True])
 def test_the_deepspeed_json_leaves_to_transformers_what_must_agree(stage: int, offload: bool) -> None:
-    made = make_ds_config(config({"deepspeed": {"stage": stage, "offload_optimizer": offload and stage > 0}}), zero_stage=stage, device="cuda")
+    made = make_ds_config(
+        config({"deepspeed": {"stage": stage, "offload_optimizer": offload and stage > 0}}),
+        zero_stage=stage,
+        device="cuda",
+    )
     assert stage_of(made) == stage
-    for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping"):
+    for key in (
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "train_batch_size",
+        "gradient_clipping",
+    ):
         assert made[key] == "auto"
     assert made["bf16"]["enabled"] == made["fp16"]["enabled"] == "auto"
     assert ("offload_optimizer" in made["zero_optimization"]) == (offload and stage > 0)

@@ -39,7 +39,8 @@ def test_the_first_to_answer_waits_for_the_step() -> None:
 
 
 def test_request_and_decision_that_arrive_together_are_not_waited_for() -> None:
-    """Seen as a save that hung until its bound: another rank had answered first, and this one waited for a message it held."""
+    """Seen as a save that hung until its bound: another rank had answered first, and this one waited for a message it
+    held."""
     agent, rank = both_ends()
     agent.send("prepare_save")
     agent.send("save_at", step=9)

@@ -1,0 +1,217 @@
+"""The ranks of one generation and the fork server that makes them: started, told, killed and collected as a whole.
+
+Invariant: whatever was started is either watched here or a descendant of this process, which is a subreaper, so it
+can be
+found and ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher import link as channel
+from launcher.agent.console import Console
+from launcher.agent.event_loop import EventLoop
+from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readiness
+from launcher.agent.generation import RankProcess, contract
+from launcher.agent.lifecycle import RankExit
+from launcher.agent.warden import Warden
+from launcher.link import Link, Message
+from launcher.process import descendants, kill_all
+
+_IMPORT_BOUND_S = 600.0  # a cold network file system needs minutes for torch; then it is said and counted as a fault
+_KILL_BOUND_S = 10.0
+
+
+class RankGroup:
+    """`on_message(process, message)` and `on_exit(process, exit)` are called from within `loop.wait()`."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        console: Console,
+        environ: Mapping[str, str],
+        token: str,
+        log_root: Path,
+        *,
+        fork: bool,
+    ) -> None:
+        self.processes: list[RankProcess] = []
+        self._loop = loop
+        self._console = console
+        self._environ = environ
+        self._token = token
+        self._log_root = log_root
+        self._fork = fork
+        self._warden = Warden(token)
+        self._server: ForkServer | None = self._new_server()
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        num_ranks: int,
+        spec_path: Path,
+        generation: int,
+        master: tuple[str, int],
+        *,
+        stop_asked: Callable[[], bool],
+        on_message: Callable[[RankProcess, Message], None],
+        on_exit: Callable[[RankProcess, RankExit], None],
+    ) -> bool:
+        """False when a stop was asked for before all ranks were started. Raises ForkServerError."""
+        for rank in range(num_ranks):
+            server = self._ready_server(stop_asked)
+            if server is None:
+                return False
+            ours, theirs = channel.pair()
+            log_path = self._log_root / f"gen-{generation}" / f"rank-{rank}.log"
+            pid = server.start_rank(spec_path, contract(rank, num_ranks, *master), theirs, log_path)
+            theirs.close()
+            if not self._fork:
+                server.hand_over()
+                self._server = None
+            process = RankProcess(rank, pid, os.pidfd_open(pid), Link(ours), log_path)
+            self.processes.append(process)
+            self._watch(process, on_message, on_exit)
+        return True
+
+    def _watch(
+        self,
+        process: RankProcess,
+        on_message: Callable[[RankProcess, Message], None],
+        on_exit: Callable[[RankProcess, RankExit], None],
+    ) -> None:
+        def read() -> None:
+            for message in process.link.poll():
+                on_message(process, message)
+            if process.link.closed:
+                self._loop.unregister(process.link)
+
+        def ended() -> None:
+            read()  # what the rank said before it died comes first
+            exit_ = process.reap()
+            if exit_ is not None:
+                self._loop.unregister(process.pidfd)
+                self._loop.unregister(process.link)
+                on_exit(process, exit_)
+
+        self._loop.register(process.link, read)
+        self._loop.register(process.pidfd, ended)
+
+    def _new_server(self) -> ForkServer:
+        return ForkServer(self._environ, self._token, self._log_root / "fork-server.log", once=not self._fork)
+
+    def _ready_server(self, stop_asked: Callable[[], bool]) -> ForkServer | None:
+        """A fork server that has imported everything, a new one when the last has died; None when asked to stop."""
+        if self._server is None or not self._server.alive():
+            self._server = self._new_server()
+        server = self._server
+        readiness = server.readiness or self._wait_for_imports(server, stop_asked)
+        if readiness is None:
+            return None
+        if self._fork and readiness.cuda_touched:
+            self._console.say("CUDA was touched while importing, so ranks cannot be forked; each imports by itself")
+            self._fork = False
+            server.stop()
+            return self._ready_server(stop_asked)
+        return server
+
+    def _wait_for_imports(self, server: ForkServer, stop_asked: Callable[[], bool]) -> Readiness | None:
+        said: list[Readiness] = []
+        deadline = time.monotonic() + _IMPORT_BOUND_S
+        self._loop.register(server, lambda: said.append(server.read_readiness()))
+        try:
+            while not said and not stop_asked():
+                self._loop.wait()
+                if time.monotonic() > deadline:
+                    raise ForkServerError(f"imports took longer than {_IMPORT_BOUND_S:.0f} s", server.log_path, None)
+        finally:
+            self._loop.unregister(server)
+        return said[0] if said else None
+
+    # -- while they run ------------------------------------------------------------------------------------------------
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        for process in self.processes:
+            if process.exit is None:
+                process.link.send(kind, **fields)
+
+    def look_after(self) -> None:
+        """Called often: show rank 0's output, replace helpers that somebody has killed, collect orphans."""
+        if self.processes:
+            self._console.mirror(self.processes[0].log_path, "rank 0")
+        if self._warden.ensure_running():
+            self._console.say("the warden process was killed; a new one watches")
+        if self._fork and self.processes and self._server is not None and not self._server.alive():
+            self._console.say("the fork server was killed; the ranks run on, a new one imports for the next attempt")
+            self._server = self._new_server()
+        self._reap_adopted()
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def kill(self) -> bool:
+        """SIGKILL for every rank that still runs; True when there was one."""
+        running = [process for process in self.processes if process.exit is None]
+        for process in running:
+            process.kill()
+        return bool(running)
+
+    def abandon(self) -> None:
+        """End ranks of a generation that never got going, and wait for them."""
+        self.kill()
+        deadline = time.monotonic() + _KILL_BOUND_S
+        while any(process.exit is None for process in self.processes) and time.monotonic() < deadline:
+            self._loop.wait()
+        self.close()
+
+    def close(self) -> None:
+        """After the last rank has ended: end its left-over children and forget the generation."""
+        self._kill_leftovers()
+        self._console.forget_mirrors()
+        for process in self.processes:
+            self._loop.unregister(process.pidfd)
+            self._loop.unregister(process.link)
+            process.close()
+        self.processes = []
+
+    def end(self) -> None:
+        """Leave nothing behind: ranks, fork server, their descendants, warden."""
+        self.kill()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        self._kill_leftovers()
+        self._warden.release()
+
+    def _helper_pids(self) -> list[int]:
+        server = [self._server.pid] if self._server is not None else []
+        return [self._warden.process.pid, *server]
+
+    def _kill_leftovers(self) -> None:
+        """Children of ranks (DataLoader workers, compilers) that outlived them: this process has adopted them."""
+        deadline = time.monotonic() + _KILL_BOUND_S
+        while left := descendants(os.getpid(), without=self._helper_pids()):
+            kill_all(left)
+            self._reap_adopted()
+            if time.monotonic() > deadline:
+                self._console.say(f"processes that do not die of SIGKILL (stuck in the kernel): {left}")
+                return
+            time.sleep(0.005)
+
+    def _reap_adopted(self) -> None:
+        """Collect ended orphans that this process has inherited (as PID 1 or subreaper); ranks and helpers are
+        collected where they are watched."""
+        watched = {*self._helper_pids(), *(process.pid for process in self.processes if process.exit is None)}
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in watched:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)

@@ -1,0 +1,118 @@
+"""Turns what ranks say into the run's records: events, samples, progress, and lines for a person."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.agent.console import Console
+from launcher.agent.events import AppendedLines, EventLog
+from launcher.agent.ledger import Progress
+from launcher.agent.lifecycle import RankExit, signal_name
+from launcher.link import Message
+
+_QUIET_PHASES = ("training", "saving")  # steps and saved checkpoints speak for these
+
+
+class RunRecorder:
+    """Records one start. `attempt_begins` before each generation; `decided_at_s` is when it was decided on."""
+
+    def __init__(self, events: EventLog, samples: AppendedLines, console: Console, progress: Progress) -> None:
+        self.events = events
+        self.console = console
+        self.progress = progress
+        self.input_error: str | None = None
+        self.fired_drills: set[int] = set()
+        self._samples = samples
+        self._first_step_seen = False
+        self._decided_at_s = 0.0
+        self._handlers: Mapping[str, Callable[[int, Message], None]] = {
+            "step": self._step,
+            "phase": self._phase,
+            "log": self._log,
+            "evaluated": self._evaluated,
+            "answered": self._answered,
+            "resumed": self._resumed,
+            "checkpoint_saved": self._checkpoint_saved,
+            "drill": self._drill,
+            "user_error": self._user_error,
+        }
+
+    def attempt_begins(self, decided_at_s: float) -> None:
+        self.input_error = None
+        self.progress.attempt_begins()
+        self._first_step_seen = False
+        self._decided_at_s = decided_at_s
+
+    def message(self, rank: int, message: Message) -> None:
+        handler = self._handlers.get(message["kind"])
+        if handler is not None:
+            handler(rank, message)
+
+    def rank_exited(self, rank: int, pid: int, exit_: RankExit, last_step: int) -> None:
+        self.events.emit(
+            "worker_exited",
+            rank=rank,
+            pid=pid,
+            exit_code=exit_.code,
+            signal=signal_name(exit_.signal) if exit_.signal else None,
+            last_step=last_step or None,
+            killed_by_us=exit_.killed_by_us,
+        )
+
+    def close(self) -> None:
+        self._samples.close()
+
+    def _step(self, rank: int, message: Message) -> None:
+        step = int(message["step"])
+        self._samples.append({"gen": self.events.generation, "rank": rank, "step": step, "ids": message["samples"]})
+        if rank != 0:
+            return
+        now = time.monotonic()
+        if not self._first_step_seen:
+            self._first_step_seen = True
+            self.events.emit("first_step", step=step, seconds=round(now - self._decided_at_s, 3))
+        self.progress.step(step, now)
+        self.console.progress(step, self.progress.max_steps, self.progress.last_loss, self.progress.seconds_per_step())
+
+    def _phase(self, rank: int, message: Message) -> None:
+        if rank != 0:
+            return
+        if "max_steps" in message:
+            self.progress.max_steps = int(message["max_steps"])
+            self.progress.num_samples = int(message["num_samples"])
+        if message["name"] not in _QUIET_PHASES:
+            self.console.say(f"{message['name']} ...")
+
+    def _log(self, rank: int, message: Message) -> None:
+        self.progress.log(float(message["loss"]))
+
+    def _evaluated(self, rank: int, message: Message) -> None:
+        self.progress.evaluations[int(message["step"])] = float(message["loss"])
+        self.events.emit("evaluated", **_fields(message))
+        self.console.say(f"evaluation loss at step {message['step']}: {message['loss']:.4f}")
+
+    def _answered(self, rank: int, message: Message) -> None:
+        self.progress.answers.setdefault(message["model"], []).append((message["question"], message["answer"]))
+        self.events.emit("answered", **_fields(message))
+
+    def _resumed(self, rank: int, message: Message) -> None:
+        if rank == 0:
+            self.events.emit("resumed", **_fields(message))
+
+    def _checkpoint_saved(self, rank: int, message: Message) -> None:
+        self.events.emit("checkpoint_saved", **_fields(message))
+        self.console.say(f"checkpoint of step {message['step']} saved in {message['stall_seconds']:.1f} s")
+
+    def _drill(self, rank: int, message: Message) -> None:
+        self.fired_drills.add(int(message["number"]))
+        self.events.emit("drill", rank=rank, **_fields(message))
+        self.console.say(f"drill: rank {rank} gets {message['signal']} after step {message['step']}")
+
+    def _user_error(self, rank: int, message: Message) -> None:
+        self.input_error = self.input_error or str(message["message"])
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "kind"}

@@ -1,0 +1,131 @@
+"""What a person sees. Silence means standstill; progress is never hidden for a minute."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.console import Console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_plain_lines_without_colour_where_nobody_watches() -> None:
+    stream = io.StringIO()
+    Console(stream).say("one\ntwo")
+    assert stream.getvalue() == "ftlaunch: one\nftlaunch: two\n"
+
+
+def test_a_block_has_no_prefix() -> None:
+    stream = io.StringIO()
+    Console(stream).block("  a table\n  of two lines")
+    assert stream.getvalue() == "  a table\n  of two lines\n"
+
+
+def test_colour_on_a_terminal() -> None:
+    stream = Terminal()
+    Console(stream).say("hello")
+    assert "\x1b[" in stream.getvalue()
+    assert "hello" in stream.getvalue()
+
+
+@pytest.mark.parametrize("step_s", [0.01, 1.0, 9.0, 11.0, 59.0])
+def test_a_line_at_least_every_minute_while_steps_are_made(clock: list[float], step_s: float) -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    shown_at, shown = [clock[0]], 0
+    for step in range(1, int(600 / step_s)):
+        clock[0] += step_s
+        console.progress(step, 10**9, None, None)
+        if len(stream.getvalue()) > shown:
+            shown = len(stream.getvalue())
+            shown_at.append(clock[0])
+    gaps = [after - before for before, after in zip(shown_at, shown_at[1:], strict=False)]
+    assert max(gaps) <= 60.0
+    assert len(shown_at) <= 75, "and not a line for every step"
+
+
+def test_nothing_is_shown_without_a_step(clock: list[float]) -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.progress(1, 10, None, None)
+    shown = stream.getvalue()
+    clock[0] += 3600
+    console.forget_mirrors()
+    assert stream.getvalue() == shown
+
+
+def test_the_last_step_is_always_shown(clock: list[float]) -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    for step in (1, 2, 3):
+        console.progress(step, 3, 0.51234, 2.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[-1] == "ftlaunch: step 3/3, loss 0.5123, 2.00 s/step, 0 s left"
+
+
+@pytest.mark.parametrize(
+    ("remaining", "left"), [(5, "5 s left"), (90, "1 min 30 s left"), (7200, "2 h 0 min left"), (0, "0 s left")]
+)
+def test_time_left(clock: list[float], remaining: int, left: str) -> None:
+    stream = io.StringIO()
+    Console(stream).progress(10, 10 + remaining, None, 1.0)
+    assert left in stream.getvalue()
+
+
+def test_a_line_wipes_the_bar_of_a_terminal_first() -> None:
+    stream = Terminal()
+    console = Console(stream)
+    console.progress(12, 24, 1.0, 1.0)
+    assert "[" + "#" * 12 + "." * 12 + "]" in stream.getvalue()
+    console.say("a checkpoint was saved")
+    assert "\r\x1b[2K" in stream.getvalue().partition("left")[2]
+
+
+def test_a_ranks_log_is_shown_line_by_line_once(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    console = Console(stream)
+    console.mirror(path, "rank 0")
+    path.write_text("one\ntw")
+    console.mirror(path, "rank 0")
+    assert stream.getvalue() == "one\n", "a line that is still being written waits"
+    with path.open("a") as log:
+        log.write("o\nthree\n")
+    console.mirror(path, "rank 0")
+    console.mirror(path, "rank 0")
+    console.forget_mirrors()
+    assert stream.getvalue() == "one\ntwo\nthree\n"
+
+
+def test_bars_that_redraw_themselves_and_foreign_bytes_do_no_harm(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    path.write_bytes(b" 10%\r 50%\r100%\r\n\xff\xfe\n")
+    console = Console(stream)
+    console.mirror(path, "rank 0")
+    console.forget_mirrors()
+    assert stream.getvalue().splitlines() == ["100%", "\ufffd\ufffd"]
+
+
+def test_after_forgetting_a_new_log_of_the_same_name_is_read_from_its_start(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    console = Console(stream)
+    path.write_text("first attempt, a long line\n")
+    console.mirror(path, "rank 0")
+    console.forget_mirrors()
+    path.write_text("second\n")
+    console.mirror(path, "rank 0")
+    console.forget_mirrors()
+    assert stream.getvalue().splitlines()[-1] == "second"
