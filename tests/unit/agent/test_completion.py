@@ -67,8 +67,10 @@ MISSING: dict[str, tuple[Callable[[Path], object], str]] = {
     "final cut off": (lambda run: os.truncate(run / "final/adapter_model.safetensors", 3), "not whole"),
     "final with another content": (lambda run: (run / "final/tokenizer.json").write_bytes(b"[]"), "not whole"),
     "final lacks a file": (lambda run: (run / "final/tokenizer.json").unlink(), "not whole"),
-    "final with a broken manifest": (lambda run: (run / "final" / "
-    "MANIFEST_NAME).write_text('{"v": 1, "files": []}'), "not whole"),
+    "final with a broken manifest": (
+        lambda run: (run / "final" / MANIFEST_NAME).write_text('{"v": 1, "files": []}'),
+        "not whole",
+    ),
     "final of an earlier step": (final_of_step(90, 100), "final/ is of step 90 of 100"),
     "final without a plan": (final_of_step(100, None), "final/ is of step 100 of None"),
     "no checkpoint of the last step": (lambda run: shutil.rmtree(run / "checkpoint-100"), "not of step 100"),
@@ -77,8 +79,10 @@ MISSING: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: [shutil.rmtree(run / f"checkpoint-{step}") for step in (90, 100)],
         "not of step 100",
     ),
-    "last checkpoint not whole": (lambda run: (run / "checkpoint-100/scheduler.pt").unlink(), "scheduler.pt is "
-    "missing"),
+    "last checkpoint not whole": (
+        lambda run: (run / "checkpoint-100/scheduler.pt").unlink(),
+        "scheduler.pt is missing",
+    ),
     "trainer planned more": (edit_state(max_steps=200), "trainer_state.json says step 100 of 200"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_line_at_least_every_minute_while_steps_are_made(clock: list[float], s
         if len(stream.getvalue()) > shown:
             shown = len(stream.getvalue())
             shown_at.append(clock[0])
-    gaps = [after - before for before, after in zip(shown_at, shown_at[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(shown_at)]
     assert max(gaps) <= 60.0
     assert len(shown_at) <= 75, "and not a line for every step"
 

@@ -85,7 +85,7 @@ def test_what_was_half_written_is_cleared(tmp_path: Path) -> None:
 def test_another_job_is_refused_before_anything_is_moved(tmp_path: Path) -> None:
     save(tmp_path, 10, identity={**IDENTITY, "lora.r": 64})
     (tmp_path / "checkpoint-20").mkdir()
-    with pytest.raises(UserError, match="lora.r: 64 there, 16 now"):
+    with pytest.raises(UserError, match=r"lora\.r: 64 there, 16 now"):
         resume(tmp_path, [])
     assert (tmp_path / "checkpoint-20").is_dir()
 

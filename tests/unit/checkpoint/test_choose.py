@@ -151,7 +151,7 @@ def test_only_folders_with_the_right_name_are_checkpoints(tmp_path: Path) -> Non
 def test_a_whole_stray_folder_of_another_run_is_an_error_not_a_resume(tmp_path: Path) -> None:
     save(tmp_path, 10)
     save(tmp_path, 99, identity={**IDENTITY, "model.path": "/models/other"})
-    with pytest.raises(UserError, match="model.path: '/models/other' there, '/models/base' now"):
+    with pytest.raises(UserError, match=r"model\.path: '/models/other' there, '/models/base' now"):
         choose_checkpoint(tmp_path, IDENTITY, 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,8 @@ def test_a_kill_at_any_moment_leaves_it_whole_or_not_there(tmp_path: Path, in_th
         manifest = manifest_of(staged, 20)
         with pytest.MonkeyPatch.context() as patch:
             num_calls = kill_at(patch, number)
-            try:
+            with suppress(Killed):
                 commit_folder(staged, folder / "checkpoint-20", manifest)
-            except Killed:
-                pass
         final = folder / "checkpoint-20"
         if (final / MANIFEST_NAME).exists() or (final.exists() and not in_the_way):
             assert verify_checkpoint(final, 20).whole

@@ -124,7 +124,7 @@ def test_long_samples_are_cut_and_counted() -> None:
 
 
 def test_nothing_to_learn_is_an_error_with_the_remedy() -> None:
-    with pytest.raises(DataError, match="raise data.max_length"):
+    with pytest.raises(DataError, match=r"raise data\.max_length"):
         dataset(QUESTION, max_length=4)
     with pytest.raises(DataError, match="no records"):
         dataset()

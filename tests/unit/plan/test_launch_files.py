@@ -29,7 +29,7 @@ def test_nothing_but_name_and_value_in_the_environment_file() -> None:
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "\n", "end\n"])
 def test_a_line_break_is_refused_and_the_variable_named(value: str) -> None:
-    with pytest.raises(UserError, match="env.BANNER holds a line break"):
+    with pytest.raises(UserError, match=r"env\.BANNER holds a line break"):
         deepspeed_env_text(variables(BANNER=value))
 
 
