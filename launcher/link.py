@@ -4,8 +4,7 @@ Why a socket pair and not a file, a store or signals:
 - a message that a rank sent before it died is still there for the agent (the kernel keeps it);
 - end-of-file tells each side at once that the other is gone;
 - the signal wake-up descriptor can be the very same socket, so that a SIGTERM to a rank reaches the agent even while
-  the
-  rank's interpreter is inside a collective (`signal.set_wakeup_fd` writes the signal's number from C).
+  the rank's interpreter is inside a collective (`signal.set_wakeup_fd` writes the signal's number from C).
 
 Messages are at most `MAX_MESSAGE_BYTES`; the sender splits what is longer (only sample records can be).
 """
@@ -20,7 +19,7 @@ from collections import deque
 from typing import Any
 
 MAX_MESSAGE_BYTES = 65536
-FD_VARIABLE = "FTLAUNCH_LINK_FD"
+SEND_BOUND_S = 600.0
 
 Message = dict[str, Any]
 
@@ -59,13 +58,17 @@ class Link:
         return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Send one message. False when the other side is gone."""
+        """Send one message. False when the other side is gone; TimeoutError when it has read nothing for
+        SEND_BOUND_S."""
         packet = encode(kind, fields)
+        deadline = time.monotonic() + SEND_BOUND_S
         while True:
             try:
                 self._socket.send(packet)
                 return True
             except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the other end has read no message for {SEND_BOUND_S:.0f} s") from None
                 select.select([], [self._socket], [], 1.0)
             except (BrokenPipeError, ConnectionResetError):
                 self.closed = True

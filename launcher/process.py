@@ -78,6 +78,17 @@ def descendants(root_pid: int, *, without: Iterable[int] = ()) -> list[int]:
     return found
 
 
+def sessions_of(pids: Iterable[int]) -> frozenset[int]:
+    """Session ids of these processes; those that have ended are left out."""
+    found = set()
+    for pid in pids:
+        try:
+            found.add(os.getsid(pid))
+        except ProcessLookupError:
+            continue
+    return frozenset(found)
+
+
 def carriers_of(token: str) -> list[int]:
     """Processes whose environment at exec held `FTLAUNCH_RUN_TOKEN=token`, this one left out."""
     needle = f"{RUN_TOKEN_VARIABLE}={token}".encode()

@@ -17,8 +17,7 @@ def proof_of_completion(output_dir: Path) -> str | None:
     """None when it is proven; else what is missing.
 
     Needed: `final/` is whole; its manifest says step == planned steps; the newest checkpoint is whole, of that step,
-    and the
-    trainer's own state in it says the same.
+    and the trainer's own state in it says the same.
     """
     final = read_final(output_dir)
     if final is None:

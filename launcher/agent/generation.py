@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher import link as channel
 from launcher.agent.lifecycle import RankExit
+from launcher.errors import UserError
 from launcher.link import Link
 
 # Below Linux's default ephemeral range (32768 and up), so that no outgoing connection takes it in between.
@@ -64,26 +65,23 @@ def free_port(address: str, wanted: int | None = None) -> int:
     """A port nobody listens on at `address`; a random one, so that two jobs that start together rarely meet.
 
     `wanted` (cluster.master_port) is taken for the first attempt only; the caller passes None afterwards, because a
-    store
-    must never be met again by a later attempt.
+    store must never be met again by a later attempt.
     """
-    candidates = [wanted] if wanted is not None else random.sample(_PORTS, 200)
-    for port in candidates:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
+    for port in [wanted] if wanted is not None else random.sample(_PORTS, 200):
+        if port_is_free(address, port):
             return port
-    raise OSError(f"no free port at {address}" + (f": {wanted} is in use" if wanted else ""))
+    if wanted is not None:
+        raise UserError(f"cluster.master_port: {wanted} is in use at {address}. Leave it out: a free port is taken.")
+    raise UserError(f"none of 200 ports tried between {_PORTS.start} and {_PORTS.stop} is free at {address}")
 
 
 def port_is_free(address: str, port: int) -> bool:
-    try:
-        free_port(address, port)
-    except OSError:
-        return False
-    return True
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+        return True
 
 
 def contract(rank: int, local_size: int, master_addr: str, master_port: int) -> Mapping[str, str]:

@@ -26,7 +26,7 @@ from launcher.diagnose.evidence import (
 )
 from launcher.diagnose.verdict import Verdict, diagnose
 from launcher.errors import ExitCode
-from launcher.policy.restart import Action, Decision
+from launcher.policy.restart import ADJUSTED_BY_RESTART, Action, Decision
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ class IncidentRecorder:
             evidence=as_json["evidence"],
             bundle=os.fspath(bundle),
         )
-        return Incident(verdict.cls, verdict.retryable, verdict=verdict, bundle=bundle)
+        retryable = verdict.retryable or verdict.action in ADJUSTED_BY_RESTART
+        return Incident(verdict.cls, retryable, verdict=verdict, bundle=bundle)
 
 
 def _label(incident: Incident, evidence: Sequence[RankEvidence]) -> str:

@@ -1,9 +1,8 @@
 """The life of one generation as a pure state machine: events in, actions out. No clock, no process, no socket in here.
 
-States: ranks start, train, and end in one of four ways (`Ending`). Two things can come from outside: a rank's exit
-and the
-wish to stop. The machine decides who is told what and when the whole group is killed; the supervisor only carries it
-out.
+States: ranks start, train, and end in one of four ways (`Ending`). Two things can come from outside: a rank's exit and
+the wish to stop. The machine decides who is told what and when the whole group is killed; the supervisor only carries
+it out.
 """
 
 from __future__ import annotations

@@ -35,12 +35,13 @@ class Prepared:
         return Path(self.job.config.output_dir)
 
     def resume_preview(self) -> str:
-        """What a start would continue from, in words; looks only."""
+        """What a start would continue from, in words. Looks only, and compares sizes, not contents: a start does
+        both."""
         config, plan = self.job.config, self.plan
         if finished_already(self.output_dir, plan.identity, config.training) is not None:
             return "nothing left to do: this run has reached its planned end"
         try:
-            choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value)
+            choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value, hashes=False)
         except UserError as error:
             return f"refused: {error}"
         refused = "".join(f"; {v.path.name} refused: {v.reason}" for v in choice.refused)

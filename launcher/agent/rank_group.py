@@ -1,8 +1,7 @@
 """The ranks of one generation and the fork server that makes them: started, told, killed and collected as a whole.
 
-Invariant: whatever was started is either watched here or a descendant of this process, which is a subreaper, so it
-can be
-found and ended.
+Invariant: whatever was started is either watched here or a descendant of this process, which is a subreaper, so it can
+be found and ended.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from launcher.agent.generation import RankProcess, contract
 from launcher.agent.lifecycle import RankExit
 from launcher.agent.warden import Warden
 from launcher.link import Link, Message
-from launcher.process import descendants, kill_all
+from launcher.process import carriers_of, descendants, kill_all, sessions_of
 
 _IMPORT_BOUND_S = 600.0  # a cold network file system needs minutes for torch; then it is said and counted as a fault
 _KILL_BOUND_S = 10.0
@@ -47,6 +46,10 @@ class RankGroup:
         self._token = token
         self._log_root = log_root
         self._fork = fork
+        # An entrypoint script may have started processes before it became this one (`tensorboard & exec ftlaunch ...`).
+        # They and theirs keep the sessions they have now; everything of ours gets a session of its own.
+        self._foreign_pids = descendants(os.getpid())
+        self._foreign_sessions = sessions_of([os.getpid(), *self._foreign_pids])
         self._warden = Warden(token)
         self._server: ForkServer | None = self._new_server()
 
@@ -195,13 +198,18 @@ class RankGroup:
     def _kill_leftovers(self) -> None:
         """Children of ranks (DataLoader workers, compilers) that outlived them: this process has adopted them."""
         deadline = time.monotonic() + _KILL_BOUND_S
-        while left := descendants(os.getpid(), without=self._helper_pids()):
+        while left := self._leftovers():
             kill_all(left)
             self._reap_adopted()
             if time.monotonic() > deadline:
                 self._console.say(f"processes that do not die of SIGKILL (stuck in the kernel): {left}")
                 return
             time.sleep(0.005)
+
+    def _leftovers(self) -> list[int]:
+        below = descendants(os.getpid(), without=[*self._helper_pids(), *self._foreign_pids])
+        marked = set(carriers_of(self._token))
+        return [pid for pid in below if pid in marked or not sessions_of([pid]) & self._foreign_sessions]
 
     def _reap_adopted(self) -> None:
         """Collect ended orphans that this process has inherited (as PID 1 or subreaper); ranks and helpers are

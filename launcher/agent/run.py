@@ -18,6 +18,7 @@ from launcher.agent.incident import IncidentRecorder
 from launcher.agent.ledger import Progress, samples_path
 from launcher.agent.prepare import Prepared, prepare
 from launcher.agent.recorder import RunRecorder
+from launcher.agent.resume import newest_step
 from launcher.agent.run_lock import RunLock
 from launcher.agent.summary import RunSummary, render_summary, summarise
 from launcher.agent.supervisor import RunSettings, Supervisor
@@ -78,6 +79,8 @@ def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
             f"ZeRO-{plan.zero_stage.value}, "
             f"{job_config.method}; output in {output_dir}"
         )
+        for note in plan.notes:
+            console.say(f"not in this version: {note}")
         supervisor = _supervisor(prepared, past, events, console, environ)
         exit_code = supervisor.run()
         summary = summarise(output_dir, supervisor.progress, started_at_step=supervisor.started_at_step)
@@ -172,7 +175,7 @@ def _supervisor(
         config_sha=job.sha,
         nodes=[NODE],
         world_size=settings.num_ranks,
-        resumed_from=prepared.resume_preview(),
+        resumed_from=newest_step(output_dir) or None,
         agent_pid=os.getpid(),
     )
     recorder = RunRecorder(

@@ -1,8 +1,7 @@
 """The supervisor: runs generation after generation until the run has ended, and tells the truth in its exit code.
 
 What to do is decided elsewhere (`lifecycle.py` inside a generation, `policy/restart.py` between generations,
-`diagnose/`
-for causes); here it is carried out and recorded.
+`diagnose/` for causes); here it is carried out and recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from launcher.agent.lifecycle import Action, Bound, Ending, KillGroup, Lifecycle
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import Resume, newest_step, prepare_resume
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, UserError
 from launcher.link import Message
 from launcher.plan.spec import Drill, RankSpec
 from launcher.policy.restart import Action as PolicyAction
@@ -84,6 +83,9 @@ class Supervisor:
         )
         try:
             exit_code, reason = self._generations(group)
+        except UserError as error:
+            self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
+            raise
         finally:
             group.end()
             self._group = None

@@ -1,8 +1,7 @@
 """The warden: a tiny process that outlives a killed agent just long enough to end everything the agent had started.
 
 It holds the read end of a pipe whose write end only the agent has. End-of-file means that the agent is gone, however
-it died;
-then every process whose environment carries the run's random token gets SIGKILL, until none is left.
+it died; then every process whose environment carries the run's random token gets SIGKILL, until none is left.
 """
 
 from __future__ import annotations

@@ -28,17 +28,16 @@ class Choice:
         return self.taken.manifest if self.taken else None
 
 
-def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size: int) -> Choice:
+def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size: int, *, hashes: bool = True) -> Choice:
     """Newest whole checkpoint first. A whole one that belongs to another job or world size is an error, not a fresh
     start.
 
     Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or
-    silently
-    mixing two runs in one folder, would cost the user the progress that is there.
+    silently mixing two runs in one folder, would cost the user the progress that is there.
     """
     refused: list[Verification] = []
     for step, path in list_checkpoints(output_dir):
-        verification = verify_checkpoint(path, step)
+        verification = verify_checkpoint(path, step, hashes=hashes)
         if verification.manifest is None:
             refused.append(verification)
             continue

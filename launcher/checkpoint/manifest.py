@@ -1,8 +1,7 @@
 """MANIFEST.json: the proof that a checkpoint folder is whole.
 
 Invariant: the manifest is written after every other byte of the folder is on disk, and names each file with its size
-and
-hash. A folder without a manifest, or one that does not agree with it, was not finished and is never resumed from.
+and hash. A folder without a manifest, or one that does not agree with it, was not finished and is never resumed from.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from pathlib import Path
 from launcher import __version__
 from launcher.errors import UserError
 
+LATER = "launcher.cli.later"
+
 # command -> (module, line for --help); a module is imported only when its command is used.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("launcher.cli.run", "the whole job (the same as `ftlaunch --config job.yaml`)"),
@@ -21,12 +23,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what would be done, changing nothing: settings with origin, environment, files, memory",
     ),
     "schema": ("launcher.cli.schema", "JSON Schema of job.yaml, for editors"),
-    "prepare": ("launcher.cli.later", "tokenise and check the data once (not in this version)"),
-    "diagnose": ("launcher.cli.later", "cause, evidence and remedy from logs (not in this version)"),
-    "status": ("launcher.cli.later", "where a run stands (not in this version)"),
-    "report": ("launcher.cli.later", "one page: where every second of the run went (not in this version)"),
-    "checkpoints": ("launcher.cli.later", "the checkpoints and which are whole (not in this version)"),
-    "submit": ("launcher.cli.later", "submit to DLC, Kubernetes or Slurm (not in this version)"),
+    "prepare": (LATER, "tokenise and check the data once (not in this version)"),
+    "diagnose": (LATER, "cause, evidence and remedy from logs (not in this version)"),
+    "status": (LATER, "where a run stands (not in this version)"),
+    "report": (LATER, "one page: where every second of the run went (not in this version)"),
+    "checkpoints": (LATER, "the checkpoints and which are whole (not in this version)"),
+    "submit": (LATER, "submit to DLC, Kubernetes or Slurm (not in this version)"),
 }
 _WITH_JOB = ("run", "check", "plan", "prepare", "submit")
 _WITH_JSON = ("run", "check", "plan", "schema")
@@ -80,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    # Commands of later versions take options that are not built yet; they answer before anyone looks at those.
+    if unknown and COMMANDS[options.command][0] != LATER:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     module = importlib.import_module(COMMANDS[options.command][0])
     try:
         return int(module.main(options))

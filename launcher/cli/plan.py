@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.agent.prepare import Prepared, prepare
+from launcher.config.models import JobConfig
+from launcher.diagnose.redact import redact_environ
 from launcher.plan.decisions import Chosen
 from launcher.preflight.finding import show_bytes
 
@@ -27,19 +29,31 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
     document = plan.to_json()
     return {
         "v": 1,
-        "config": job.config.model_dump(mode="json"),
+        "config": shown_config(job.config),
         "config_sha": job.sha,
         "origin": {key: vars(origin) for key, origin in job.origin.items()},
         **{key: document[key] for key in ("place", "device", "num_ranks", "precision", "zero_stage")},
         **{key: document[key] for key in ("gradient_checkpointing", "lora_target_modules", "network", "model")},
-        "environment": document["variables"],
+        "environment": [{**variable, "value": shown(variable)} for variable in document["variables"]],
         "hostfile": plan.hostfile,
         "deepspeed_env": plan.deepspeed_env,
         "ds_config": document["ds_config"],
         "commands": [command(prepared)],
         "memory_forecast_bytes": plan.memory_forecast_bytes,
+        "notes": plan.notes,
         "resume": prepared.resume_preview(),
     }
+
+
+def shown_config(config: JobConfig) -> dict[str, Any]:
+    """The resolved configuration without secrets."""
+    settings = config.model_dump(mode="json")
+    settings["env"] = redact_environ(settings["env"])
+    return settings
+
+
+def shown(variable: Mapping[str, str]) -> str:
+    return redact_environ({variable["name"]: variable["value"]})[variable["name"]]
 
 
 def command(prepared: Prepared) -> str:
@@ -65,22 +79,24 @@ def render(prepared: Prepared) -> Iterator[str]:
         value = ", ".join(choice.value) if isinstance(choice.value, tuple) else choice.value
         yield f"  {name + ':':24}{value}  <- {choice.by}: {choice.reason}"
     yield f"  {'network:':24}{plan.network.interface}, master {plan.network.master_addr}  <- {plan.network.reason}"
-    forecast = (
-        "unknown before the model is loaded"
-        if plan.memory_forecast_bytes is None
-        else show_bytes(plan.memory_forecast_bytes)
-    )
-    yield f"  {'memory of each rank:':24}{forecast} of weights, gradients and optimizer; activations come on top"
+    forecast = "unknown: the model's shape is not known before it is loaded"
+    if plan.memory_forecast_bytes is not None:
+        size = show_bytes(plan.memory_forecast_bytes)
+        forecast = f"{size} of weights, gradients and optimizer; activations come on top"
+    yield f"  {'memory of each rank:':24}{forecast}"
     yield f"  {'resume:':24}{prepared.resume_preview()}"
+    for note in plan.notes:
+        yield f"  not in this version: {note}"
     yield ""
     yield "settings and their origin"
+    settings = shown_config(job.config)
     for key, origin in job.origin.items():
-        yield f"  {key}: {_value(job.config.model_dump(mode='json'), key)}  <- {_origin(origin)}"
+        yield f"  {key}: {_value(settings, key)}  <- {_origin(origin)}"
     yield ""
     yield "environment of the ranks"
     for variable in plan.variables:
         why = f": {variable.reason}" if variable.reason else ""
-        yield f"  {variable.name}={variable.value}  <- {variable.origin}{why}"
+        yield f"  {variable.name}={shown(vars(variable))}  <- {variable.origin}{why}"
     for title, text in (("hostfile", plan.hostfile), (".deepspeed_env", plan.deepspeed_env)):
         yield ""
         yield title

@@ -21,6 +21,9 @@ _FSDP = "ftlaunch trains with DeepSpeed; for sharded weights write deepspeed: {s
 _HUB = "ftlaunch does not upload; after the run: hf upload REPOSITORY OUTPUT_DIR/final"
 _TRAINS = "remove it: ftlaunch always trains, and evaluates when data.eval and training.eval_strategy are given"
 _RESUME = "remove it: the same output_dir goes on by itself from the newest whole checkpoint"
+_ORDER = (
+    "remove it: ftlaunch gives out every sample exactly once in an order of its own, so that a restart can continue it"
+)
 _RANKS = "remove it: ftlaunch gives every rank its place"
 
 # What to do instead; names that older Transformers had are among them.
@@ -44,8 +47,14 @@ OWNED: Mapping[str, str] = {
     "resume_from_checkpoint": _RESUME,
     "restore_callback_states_from_checkpoint": _RESUME,
     "ignore_data_skip": "remove it: after a restart ftlaunch goes on with the samples not yet seen",
-    "auto_find_batch_size": "remove it: restart.adjust makes the micro-batch smaller after an out-of-memory error and"
-    " keeps the global batch",
+    "auto_find_batch_size": "remove it: a changed batch size would change the data order; set "
+    "per_device_train_batch_size",
+    "train_sampling_strategy": _ORDER,
+    "length_column_name": _ORDER,
+    "dataloader_drop_last": _ORDER,
+    "remove_unused_columns": "remove it: the records' fields are ftlaunch's own",
+    "disable_tqdm": "remove it: ftlaunch shows progress itself, a bar on a terminal and lines elsewhere",
+    "eval_on_start": "remove it: with data.eval the loss before the first step is always measured",
     "local_rank": _RANKS,
     "parallelism_config": "it takes a Python object; for sharded weights write deepspeed: {stage: 3}",
     "fsdp": _FSDP,
@@ -66,7 +75,6 @@ OWNED: Mapping[str, str] = {
 RENAMED: Mapping[str, str] = {
     "evaluation_strategy": "training.eval_strategy",
     "warmup_ratio": "training.warmup_steps with a fraction, as in warmup_steps: 0.03",
-    "group_by_length": "training.train_sampling_strategy: group_by_length",
     "logging_dir": "monitor: {tensorboard: true}",
     "max_seq_length": "data.max_length",
     "max_length": "data.max_length",

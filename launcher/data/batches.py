@@ -78,8 +78,7 @@ class RankLoader:
     """What the Trainer iterates over. Not wrapped by accelerate, which would shard it a second time.
 
     `set_epoch` and `__len__` are what `Trainer` asks of a loader; `starting_at` replaces
-    `accelerate.skip_first_batches`,
-    which draws and throws away every batch before the position.
+    `accelerate.skip_first_batches`, which draws and throws away every batch before the position.
     """
 
     def __init__(
@@ -103,9 +102,8 @@ class RankLoader:
         self.batch_sampler.set_epoch(epoch)
 
     def starting_at(self, num_batches: int) -> RankLoader:
-        """The same epoch without its first `num_batches` micro-batches; later epochs are whole again (the Trainer
-        uses this
-        loader for the resumed epoch only)."""
+        """The same epoch without its first `num_batches` micro-batches; later epochs are whole again (the Trainer uses
+        this loader for the resumed epoch only)."""
         sampler = RankBatchSampler(self.batch_sampler.order, self.batch_sampler.rank)
         sampler.set_epoch(self.batch_sampler.epoch)
         sampler.start = num_batches

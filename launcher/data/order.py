@@ -1,8 +1,7 @@
 """Which sample comes when: a pure function of (seed, epoch, position), the same for any number of ranks.
 
 Invariant: over one epoch every sample is given out exactly once. Where the last batches are short, places are filled
-with
-`GHOST` (a sample without labels, which adds nothing to loss or gradients) instead of repeating samples, as
+with `GHOST` (a sample without labels, which adds nothing to loss or gradients) instead of repeating samples, as
 `accelerate` does with `even_batches`.
 """
 

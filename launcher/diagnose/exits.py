@@ -77,7 +77,11 @@ def _strength(end: End, rank: RankEvidence, strongest: Strength) -> Strength:
     from_log = end.index >= 0
     if end.number not in SIGNAL_ORDER or (from_log and end.number == signal.SIGTERM):
         return Strength.EXIT
-    if strongest >= Strength.HEADLINE:
+    # An exception ends a process with a code. One that got SIGKILL may have printed exceptions (of its workers, which
+    # lost
+    # it); unless an entry knows them as a cause, they are not why it ended.
+    seen_killed = not from_log and end.number in (signal.SIGKILL, signal.SIGTERM)
+    if strongest >= (Strength.PYTHON if seen_killed else Strength.HEADLINE):
         return Strength.SIGNAL
     shared = from_log or rank.rank < 0
     killed = end.number in (signal.SIGKILL, signal.SIGBUS)

@@ -29,8 +29,7 @@ def deepspeed_env_text(variables: Sequence[Variable]) -> str:
     raise.
 
     Values with a line break cannot be written and are refused. Secrets (by their name) are left out: the file lies in
-    the
-    output folder.
+    the output folder.
     """
     lines = []
     for variable in variables:

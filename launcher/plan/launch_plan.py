@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.checkpoint.identity import run_identity
 from launcher.config.load import LoadedJob
-from launcher.errors import NotInThisVersion
+from launcher.config.models import JobConfig
+from launcher.errors import NotInThisVersion, UserError
 from launcher.host.facts import HostFacts
 from launcher.plan.decisions import (
     Chosen,
@@ -47,6 +49,7 @@ class LaunchPlan:
     identity: Mapping[str, Any]
     model: ModelFacts
     memory_forecast_bytes: int | None
+    notes: tuple[str, ...] = ()  # what was asked for and is not done in this version
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,7 +92,20 @@ def make_plan(
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
         memory_forecast_bytes=forecast,
+        notes=_asked_but_not_done(config),
     )
+
+
+def _asked_but_not_done(config: JobConfig) -> tuple[str, ...]:
+    """Harmless to leave undone, but it was written down, so it is said."""
+    notes = []
+    if "adjust" in config.restart.model_fields_set and config.restart.adjust:
+        notes.append("restart.adjust: nothing is adjusted after an out-of-memory error; the run stops with the remedy")
+    if "notice" in config.spot.model_fields_set and config.spot.notice == "auto":
+        notes.append("spot.notice: SIGTERM is the only notice of a preemption that this version listens to")
+    if "memory" in config.checkpoint.model_fields_set and config.checkpoint.memory == "auto":
+        notes.append("checkpoint.memory: checkpoints are on disk only in this version")
+    return tuple(notes)
 
 
 def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
@@ -107,6 +123,11 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
             f"{place.platform} has started {place.num_nodes} nodes ({evidence}); more than one node is not in "
             f"this version. "
             "Submit the job with one node."
+        )
+    if config.monitor.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError(
+            f"{job.place('monitor.tensorboard')}: monitor.tensorboard: the package is not installed: pip "
+            f"install tensorboard"
         )
     if config.monitor.prometheus_port:
         raise NotInThisVersion(f"{job.path}: monitor.prometheus_port is not in this version; set it to 0")

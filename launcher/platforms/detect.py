@@ -98,7 +98,20 @@ def detect_place(environ: Mapping[str, str]) -> Place:
                 node_rank=_number(environ, platform.rank_from, 0),
                 evidence=evidence,
             )
+    _refuse_the_unknown(environ)
     return Place("one machine", 1, 0, ())
+
+
+def _refuse_the_unknown(environ: Mapping[str, str]) -> None:
+    """A world that no known platform explains: every node would start a run of its own in the same folder."""
+    world_size = environ.get("WORLD_SIZE", "")
+    if world_size.isdigit() and int(world_size) > 1:
+        raise UserError(
+            f"WORLD_SIZE={world_size} is set, but no platform that ftlaunch knows is recognised: it may count "
+            f"nodes (DLC, KubeDL) "
+            "or processes (Kubeflow PyTorchJob). If this is one machine by itself, unset WORLD_SIZE and RANK; "
+            "docs/platforms.md lists the variables that are looked for."
+        )
 
 
 def _number(environ: Mapping[str, str], name: str | None, default: int) -> int:

@@ -15,6 +15,9 @@ from enum import Enum
 
 from launcher.errors import ExitCode
 
+# What a fault's action asks to be adjusted and every new attempt adjusts anyway.
+ADJUSTED_BY_RESTART = frozenset({"adjust:master_port"})  # each attempt has a port of its own
+
 
 class Action(Enum):
     RESTART = "restart"

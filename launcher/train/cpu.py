@@ -7,8 +7,8 @@ def without_shm_operator() -> None:
     """Keep DeepSpeed from compiling and using its shared-memory all-reduce on CPUs.
 
     Why: it needs a C++ compiler on the node and half a minute at the first start, and leaves
-    `deepspeed_allreduce_buffer_*`
-    in /dev/shm when a rank is killed. gloo does the same sums; on CPUs correctness is what counts here.
+    `deepspeed_allreduce_buffer_*` in /dev/shm when a rank is killed. gloo does the same sums; on CPUs correctness is
+    what counts here.
     """
     import importlib
 

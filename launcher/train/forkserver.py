@@ -3,14 +3,12 @@
 Invariants:
 - it never touches CUDA (a forked child could not use it then), and runs a single thread, so that forking is safe;
 - a forked rank becomes the *agent's* child (double fork; the agent is a subreaper): the agent gets its exit status,
-  and the
-  fork server may die without harm to running ranks;
+  and the fork server may die without harm to running ranks;
 - every rank asks the kernel for SIGKILL when the agent dies.
 
-Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec
-path, the
-rank's own environment variables) with two descriptors (the rank's end of its link, its log file); the server answers
-`{"pid": ...}`. The first thing the server sends is `{"ready": ...}`.
+Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec path,
+the rank's own environment variables) with two descriptors (the rank's end of its link, its log file); the server
+answers `{"pid": ...}`. The first thing the server sends is `{"ready": ...}`.
 """
 
 from __future__ import annotations

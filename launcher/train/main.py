@@ -2,8 +2,7 @@
 contract.
 
 Exit status 0 means that this rank did what was asked of it (reached the planned end, or stopped at an agreed save);
-the agent
-proves which of the two from the messages and the files, never from the status alone.
+the agent proves which of the two from the messages and the files, never from the status alone.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ def resolve_model_path(model: ModelConfig) -> str:
 
 def prepare_model_files(config: JobConfig) -> str:
     """Folder or hub id to load from. Converts a GGUF file the first time; called before the process group exists,
-    because
-    `save_pretrained` writes only part of the files on ranks other than 0 once there is one."""
+    because `save_pretrained` writes only part of the files on ranks other than 0 once there is one."""
     if config.model is None:
         raise UserError("model: is missing")
     folder = resolve_model_path(config.model)
@@ -121,8 +120,7 @@ def dequantised_folder(folder: Path, gguf_file: str) -> Path:
     """A Transformers folder with the GGUF file's weights, made once per machine and reused by every later start.
 
     The cache is `FTLAUNCH_CACHE`, else `$XDG_CACHE_HOME/ftlaunch`, else `~/.cache/ftlaunch`. Ranks of a node wait for
-    the one
-    that converts; a conversion that was killed leaves only a temporary folder behind.
+    the one that converts; a conversion that was killed leaves only a temporary folder behind.
     """
     from filelock import FileLock
 

@@ -106,6 +106,9 @@ class FineTuning:
                 RankBatchSampler(order, self.place.rank),
                 collator,
                 num_workers=arguments.dataloader_num_workers,
+                prefetch_factor=arguments.dataloader_prefetch_factor,
+                multiprocessing_context=arguments.dataloader_multiprocessing_context,
+                in_order=arguments.dataloader_in_order,
                 pin_memory=arguments.dataloader_pin_memory and self.spec.device == "cuda",
                 persistent_workers=arguments.dataloader_persistent_workers,
                 # Its own generator: drawing a worker seed must not move the global random state that resume restores.

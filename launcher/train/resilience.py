@@ -1,9 +1,8 @@
 """What makes a Transformers Trainer survive: agreed saves, committed checkpoints, exact resume, a record of every
 sample.
 
-`ResilientTrainer` is our own program's trainer. Everything it adds sits in this module, so that another Trainer can
-be given
-the same by mixing `Resilience` in.
+`ResilientTrainer` is our own program's trainer. Everything it adds sits in this module, so that another Trainer can be
+given the same by mixing `Resilience` in.
 
 Agreed saves are in `stop_request.py`; the argument for them is in docs/agreed-saves.md.
 """

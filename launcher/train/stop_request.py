@@ -1,8 +1,8 @@
 """A rank's side of agreed saves: stop at a step that all ranks know, without a collective of ours.
 
 On "prepare" a rank says at which step it is and waits. The first such answer k fixes the step to k + 1, because no
-rank can
-finish step k + 1 while another waits before it. The agent tells all ranks, and each saves when it reaches k + 1.
+rank can finish step k + 1 while another waits before it. The agent tells all ranks, and each saves when it reaches k +
+1.
 """
 
 from __future__ import annotations

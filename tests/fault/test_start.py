@@ -55,7 +55,8 @@ def test_final_loads_with_plain_libraries(make_job: MakeJob, tmp_path: Path) -> 
     program = (
         "import sys; from peft import AutoPeftModelForCausalLM; from transformers import AutoTokenizer;"
         "m = AutoPeftModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1]);"
-        "ids = t('user : node', return_tensors='pt').input_ids; print(m.generate(input_ids=ids, max_new_tokens=2).shape)"
+        "ids = t('user : node', return_tensors='pt').input_ids; print(m.generate(input_ids=ids, "
+        "max_new_tokens=2).shape)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(final)], capture_output=True, text=True, timeout=120, check=False
