@@ -6,7 +6,7 @@ Why a socket pair and not a file, a store or signals:
 - the signal wake-up descriptor can be the very same socket, so that a SIGTERM to a rank reaches the agent even while
   the rank's interpreter is inside a collective (`signal.set_wakeup_fd` writes the signal's number from C).
 
-Messages are at most `MAX_MESSAGE_BYTES`; the sender splits what is longer (only sample records can be).
+Messages are at most `MAX_MESSAGE_BYTES`: sample records are split by their sender, longer texts are cut.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import deque
 from typing import Any
 
 MAX_MESSAGE_BYTES = 65536
+_SHORT_TEXT = 4000
 SEND_BOUND_S = 600.0
 
 Message = dict[str, Any]
@@ -46,6 +47,11 @@ def decode(packet: bytes) -> Message:
     return message
 
 
+def _shortened(value: Any) -> Any:
+    """Texts (messages, answers) may be cut; numbers and sample ids never are: their sender keeps them small."""
+    return value[:_SHORT_TEXT] + " ..." if isinstance(value, str) and len(value) > _SHORT_TEXT else value
+
+
 class Link:
     """One end of the channel. `send` may wait for room; `poll` never waits; `wait_for` is bounded."""
 
@@ -61,6 +67,8 @@ class Link:
         """Send one message. False when the other side is gone; TimeoutError when it has read nothing for
         SEND_BOUND_S."""
         packet = encode(kind, fields)
+        if len(packet) > MAX_MESSAGE_BYTES:
+            packet = encode(kind, {key: _shortened(value) for key, value in fields.items()})
         deadline = time.monotonic() + SEND_BOUND_S
         while True:
             try:
@@ -71,8 +79,9 @@ class Link:
                     raise TimeoutError(f"the other end has read no message for {SEND_BOUND_S:.0f} s") from None
                 select.select([], [self._socket], [], 1.0)
             except (BrokenPipeError, ConnectionResetError):
-                self.closed = True
-                return False
+                return (
+                    False  # what the other end had said before it went is still to be read: `closed` is poll's to set
+                )
 
     def poll(self) -> list[Message]:
         """Every message that is here now, oldest first."""
@@ -107,7 +116,8 @@ class Link:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                packet = b""
+                # The other end died with unread messages. That is told once, before what it had sent itself.
+                continue
             if not packet:
                 self.closed = True
                 return

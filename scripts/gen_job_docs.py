@@ -81,28 +81,14 @@ NOTES: Mapping[str, str] = {
     "sample_questions": "Greedy, 80 tokens; not asked with ZeRO-3",
 }
 
-OWNED_NOTES: Mapping[str, str] = {"auto_find_batch_size": "restart.adjust comes later, see above"}
-
-# Accepted, but decided by ftlaunch's own sample order and loader (launcher/train/program.py, arguments.py).
-WITHOUT_EFFECT = (
-    "dataloader_drop_last",
-    "dataloader_in_order",
-    "dataloader_multiprocessing_context",
-    "dataloader_prefetch_factor",
-    "disable_tqdm",
-    "eval_on_start",
-    "length_column_name",
-    "remove_unused_columns",
-    "train_sampling_strategy",
-)
-
 # Keys of which a change makes another run: see launcher/checkpoint/identity.py.
 TAIL = """\
 ## What makes two starts the same run
 
 A start continues the run in `output_dir` when these agree with the newest whole checkpoint: `model.path`,
-`model.gguf_file`, `model.revision`, `method`, `data.train` (as resolved paths), `data.format`, `data.max_length`, the
-ZeRO stage, the precision, the `lora` section (not with `method: full`), and of `training`: `seed`, `data_seed`,
+`model.gguf_file`, `model.revision`, `method`, `data.train` (as resolved paths), `data.format`, `data.max_length`,
+`data.train_on_prompt`, `data.system_prompt`, the ZeRO stage, the precision, the `lora` section (not with
+`method: full`), the `qlora` section (with `method: qlora`), and of `training`: `seed`, `data_seed`,
 `per_device_train_batch_size`, `gradient_accumulation_steps`, `optim`. A difference, or another number of ranks, is an
 error (exit code 2) that lists old and new values; nothing is overwritten. Everything else may change between two
 starts, for example `training.max_steps`, to train longer.
@@ -229,17 +215,12 @@ def _training() -> Iterator[str]:
         "`monitor.tensorboard`); `gradient_checkpointing: true` on GPUs, with `use_reentrant: false`."
     )
     yield ""
-    yield "Accepted and without effect, because ftlaunch's sample order and console decide: " + (
-        ", ".join(f"`{name}`" for name in WITHOUT_EFFECT) + "."
-    )
-    yield ""
     yield "Keys that ftlaunch owns, and where they live instead:"
     yield ""
     yield "| training key | what to do |"
     yield "|---|---|"
     for name, remedy in OWNED.items():
-        note = f" ({OWNED_NOTES[name]})" if name in OWNED_NOTES else ""
-        yield f"| `{name}` | {_escape(_sentence(remedy + note))} |"
+        yield f"| `{name}` | {_escape(_sentence(remedy))} |"
     yield ""
     yield "Names of other trainers or of older Transformers, and what to write here:"
     yield ""

@@ -22,13 +22,23 @@ class AppendedLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        cut_short = path.is_file() and _last_byte(path) not in (b"", b"\n")
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if cut_short:  # by a full disk or a lost machine: the next record must not be glued to it
+            os.write(self._fd, b"\n")
 
     def append(self, record: dict[str, Any]) -> None:
         os.write(self._fd, json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, stream.tell() - 1))
+        return stream.read(1)
 
 
 class EventLog:

@@ -8,10 +8,9 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import link as channel
 from launcher.agent.lifecycle import RankExit
 from launcher.errors import UserError
 from launcher.link import Link
@@ -31,7 +30,6 @@ class RankProcess:
     log_path: Path
     exit: RankExit | None = None
     killed_by_us: bool = False
-    _unread: list[channel.Message] = field(default_factory=list)
 
     def kill(self) -> None:
         if self.exit is None:
@@ -52,7 +50,8 @@ class RankProcess:
                 code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
                 at_s=time.monotonic(),
-                killed_by_us=self.killed_by_us,
+                # It may have ended by itself just before our SIGKILL: then it is no victim of ours.
+                killed_by_us=self.killed_by_us and code == -signal.SIGKILL,
             )
         return self.exit
 

@@ -14,7 +14,8 @@ from launcher.agent.events import read_json_lines
 
 @dataclass(frozen=True)
 class SampleCount:
-    """Over the steps that count (the latest time each step was done): `seen` samples, `twice` within one epoch."""
+    """Over the steps that count (the latest time each step was done): `seen` different samples, summed over the epochs,
+    and how often one was given out a second time within its epoch (`twice`)."""
 
     seen: int
     twice: int
@@ -40,16 +41,14 @@ def effective_samples(records: Iterable[Mapping[str, Any]], *, up_to_step: int |
     return {step: ids[step, generation] for step, generation in sorted(latest.items())}
 
 
-def count_samples(steps: Mapping[int, list[int]], num_samples: int) -> SampleCount:
-    """Counts over epochs of `num_samples`: an epoch ends when that many have been given out."""
+def count_samples(steps: Mapping[int, list[int]], steps_per_epoch: int) -> SampleCount:
     seen = twice = 0
-    epoch: set[int] = set()
-    for _, ids in sorted(steps.items()):
-        seen += len(ids)
-        twice += sum(1 for index in ids if index in epoch) + len(ids) - len(set(ids))
-        epoch.update(ids)
-        if len(epoch) >= num_samples:
-            epoch = set()
+    epochs: dict[int, list[int]] = {}
+    for step, ids in steps.items():
+        epochs.setdefault((step - 1) // steps_per_epoch, []).extend(ids)
+    for ids in epochs.values():
+        seen += len(set(ids))
+        twice += len(ids) - len(set(ids))
     return SampleCount(seen, twice)
 
 
@@ -65,7 +64,7 @@ class Progress:
     started_at_s: float
     best_step: int = 0
     max_steps: int | None = None
-    num_samples: int | None = None
+    steps_per_epoch: int | None = None
     steps_done: int = 0
     faults: list[str] = field(default_factory=list)
     productive_s: float = 0.0

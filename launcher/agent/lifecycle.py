@@ -95,6 +95,7 @@ class Lifecycle:
         self._grace_s = grace_s
         self._killing = False
         self._num_agent_signals = 0
+        self._failed_before_stop = False
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class Lifecycle:
             return []
         if self.first_failure is None:
             self.first_failure = view
+            self._failed_before_stop = self.stop_source is None
         if self.stop_source is not None:
             return self._kill(f"rank {rank} ended while the run was stopping")
         settle_s = SETTLE_AFTER_SIGNAL_S if exit_.signal is not None else SETTLE_AFTER_ERROR_S
@@ -166,7 +168,7 @@ class Lifecycle:
         """Only meaningful once `over`."""
         if all(view.finished and view.exit is not None and view.exit.clean for view in self.ranks):
             return Ending.FINISHED
-        if self.stop_source is None:
+        if self.stop_source is None or self._failed_before_stop:
             return Ending.FAILED
         clean = all(view.stopped_at is not None and view.exit is not None and view.exit.clean for view in self.ranks)
         return Ending.STOPPED if clean else Ending.ABANDONED

@@ -81,7 +81,7 @@ class RunRecorder:
             return
         if "max_steps" in message:
             self.progress.max_steps = int(message["max_steps"])
-            self.progress.num_samples = int(message["num_samples"])
+            self.progress.steps_per_epoch = int(message["steps_per_epoch"])
         if message["name"] not in _QUIET_PHASES:
             self.console.say(f"{message['name']} ...")
 

@@ -38,6 +38,8 @@ def commit_folder(staged: Path, final: Path, manifest: Manifest) -> Committed:
     """Make `staged` durable and give it its final name. A folder that already has that name is set aside first."""
     for name in iter_files(staged):
         fsync_path(staged / name)
+    for folder in [path for path in staged.rglob("*") if path.is_dir()]:
+        fsync_path(folder)  # the names in it
     write_manifest(staged, manifest)
     if final.exists():
         set_aside(final)

@@ -30,11 +30,15 @@ def run_identity(config: JobConfig, *, zero_stage: int, precision: str) -> dict[
         "data.train": list(config.data.train) if config.data else None,
         "data.format": config.data.format if config.data else None,
         "data.max_length": config.data.max_length if config.data else None,
+        "data.train_on_prompt": config.data.train_on_prompt if config.data else None,
+        "data.system_prompt": config.data.system_prompt if config.data else None,
         "deepspeed.stage": zero_stage,
         "precision": precision,
     }
     if config.method != "full":
         identity.update({f"lora.{key}": value for key, value in config.lora.model_dump(mode="json").items()})
+    if config.method == "qlora":
+        identity.update({f"qlora.{key}": value for key, value in config.qlora.model_dump(mode="json").items()})
     for key, default in _TRAINING_KEYS.items():
         identity[f"training.{key}"] = config.training.get(key, default)
     return identity

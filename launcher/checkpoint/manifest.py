@@ -61,6 +61,8 @@ def parse_manifest(text: str) -> Manifest:
     raw = json.loads(text)
     if not isinstance(raw, dict) or raw.get("v") != 1:
         raise ValueError("not a version 1 manifest")
+    if not isinstance(raw.get("files"), dict) or not raw["files"]:
+        raise ValueError("it names no files")
     files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
     return Manifest(files=files, **raw)
 

@@ -94,7 +94,7 @@ def _template_ids(tokenizer: Any, messages: Sequence[dict[str, str]], *, add_gen
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages) + (
             "assistant: " if add_generation_prompt else ""
         )
-        suffix = [] if add_generation_prompt else [tokenizer.eos_token_id]
+        suffix = [] if add_generation_prompt or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         return [*tokenizer(text)["input_ids"], *suffix]
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -42,7 +42,8 @@ class SampleOrder:
         """Order of all samples in this epoch; Philox is counter-based, so (seed, epoch) alone decides."""
         if not self.shuffle:
             return np.arange(self.num_samples, dtype=np.int64)
-        generator = np.random.Generator(np.random.Philox(key=[self.seed & 0xFFFFFFFFFFFFFFFF, epoch]))
+        key = np.array([self.seed & 0xFFFFFFFFFFFFFFFF, epoch], dtype=np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
         return generator.permutation(self.num_samples)
 
     def batch(self, permutation: NDArray[np.int64], index: int, rank: int) -> list[int]:

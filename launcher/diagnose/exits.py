@@ -80,7 +80,7 @@ def _strength(end: End, rank: RankEvidence, strongest: Strength) -> Strength:
     # An exception ends a process with a code. One that got SIGKILL may have printed exceptions (of its workers, which
     # lost
     # it); unless an entry knows them as a cause, they are not why it ended.
-    seen_killed = not from_log and end.number in (signal.SIGKILL, signal.SIGTERM)
+    seen_killed = not from_log and end.number == signal.SIGKILL
     if strongest >= (Strength.PYTHON if seen_killed else Strength.HEADLINE):
         return Strength.SIGNAL
     shared = from_log or rank.rank < 0

@@ -41,7 +41,9 @@ def read_model_facts(path: str) -> ModelFacts:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return ModelFacts(source=f"{path} (no config.json: shape unknown)")
-    config = config.get("text_config", config)
+    config = config.get("text_config", config) if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        return ModelFacts(source=f"{path} (config.json is not an object: shape unknown)")
     return ModelFacts(
         source=path,
         model_type=config.get("model_type"),

@@ -39,7 +39,4 @@ def training_arguments(spec: RankSpec, config: JobConfig) -> Any:
             "activation_checkpointing_kwargs"
         )
         settings["activation_checkpointing_kwargs"] = kwargs or {"use_reentrant": False}
-    if config.monitor.tensorboard:
-        settings.setdefault("logging_dir", None)
-        settings.pop("logging_dir")
     return TrainingArguments(**settings)

@@ -69,7 +69,7 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             name="training",
             max_steps=state.max_steps,
             step=state.global_step,
-            num_samples=len(kwargs["train_dataloader"].dataset),
+            steps_per_epoch=-(-len(kwargs["train_dataloader"]) // args.gradient_accumulation_steps),
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

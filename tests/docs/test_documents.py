@@ -285,12 +285,6 @@ def test_every_class_of_fault_has_its_heading() -> None:
     assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == _script("gen_fault_docs").classes()
 
 
-def test_training_keys_said_to_have_no_effect_are_accepted_ones() -> None:
-    from launcher.config.training import accepted_training_keys
-
-    assert set(_script("gen_job_docs").WITHOUT_EFFECT) <= set(accepted_training_keys())
-
-
 def test_both_readmes_say_the_same() -> None:
     english, chinese = (path.read_text("utf-8") for path in READMES)
     for pattern in (r"^## ", r"^\| ", r"^\d+\. ", r"^- "):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.generation import RankProcess, contract, free_port, port_is_free
+from launcher.errors import UserError
 from launcher.link import Link, pair
 
 
@@ -94,7 +95,7 @@ def test_a_port_in_use_is_not_free() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         assert not port_is_free("127.0.0.1", port)
-        with pytest.raises(OSError, match=f"{port} is in use"):
+        with pytest.raises(UserError, match=f"cluster.master_port: {port} is in use"):
             free_port("127.0.0.1", port)
     assert port_is_free("127.0.0.1", port)
     assert free_port("127.0.0.1", port) == port

@@ -19,8 +19,8 @@ def records(*given: Given) -> list[dict[str, object]]:
     return [{"gen": gen, "rank": rank, "step": step, "ids": ids} for gen, rank, step, ids in given]
 
 
-def count(given: Iterable[Given], num_samples: int, up_to_step: int | None = None) -> SampleCount:
-    return count_samples(effective_samples(records(*given), up_to_step=up_to_step), num_samples)
+def count(given: Iterable[Given], steps_per_epoch: int, up_to_step: int | None = None) -> SampleCount:
+    return count_samples(effective_samples(records(*given), up_to_step=up_to_step), steps_per_epoch)
 
 
 def epochs(num_epochs: int, *, num_samples: int = 10, first_step: int = 1) -> list[Given]:
@@ -38,9 +38,9 @@ def epochs(num_epochs: int, *, num_samples: int = 10, first_step: int = 1) -> li
 
 
 def test_a_run_without_faults() -> None:
-    assert count(epochs(1), 10) == SampleCount(seen=10, twice=0)
-    assert count(epochs(3), 10) == SampleCount(seen=30, twice=0), "the same sample in another epoch is not twice"
-    assert count([], 10) == SampleCount(0, 0)
+    assert count(epochs(1), 3) == SampleCount(seen=10, twice=0)
+    assert count(epochs(3), 3) == SampleCount(seen=30, twice=0), "the same sample in another epoch is not twice"
+    assert count([], 3) == SampleCount(0, 0)
 
 
 def test_all_ranks_of_a_step_are_put_together() -> None:
@@ -49,7 +49,7 @@ def test_all_ranks_of_a_step_are_put_together() -> None:
 
 def test_a_step_that_was_done_again_counts_once_as_the_weights_know_it() -> None:
     given = [(1, 0, 1, [0, 1]), (1, 0, 2, [2, 3]), (1, 0, 3, [4, 5]), (2, 0, 2, [2, 3]), (2, 0, 3, [4, 5])]
-    assert count(given, 6) == SampleCount(seen=6, twice=0)
+    assert count(given, 3) == SampleCount(seen=6, twice=0)
 
 
 def test_the_latest_time_counts_whatever_the_order_of_the_records() -> None:
@@ -64,7 +64,7 @@ def test_a_rank_that_died_within_the_step_adds_nothing_to_its_repetition() -> No
 
 def test_steps_beyond_the_last_checkpoint_can_be_left_out() -> None:
     given = epochs(1)
-    assert count(given, 10, up_to_step=2) == SampleCount(seen=8, twice=0)
+    assert count(given, 3, up_to_step=2) == SampleCount(seen=8, twice=0)
 
 
 def test_a_long_step_in_several_messages_is_one_step() -> None:
@@ -80,26 +80,26 @@ def test_a_sample_given_twice_in_an_epoch_is_found() -> None:
 
 def test_a_resume_one_step_too_early_shows_as_twice() -> None:
     given = [(1, 0, 1, [0, 1]), (1, 0, 2, [2, 3]), (2, 0, 3, [2, 3]), (2, 0, 4, [4, 5])]
-    assert count(given, 100) == SampleCount(seen=8, twice=2)
+    assert count(given, 30) == SampleCount(seen=6, twice=2)
 
 
 def test_a_lost_sample_shows_as_one_fewer_seen() -> None:
     given = [(gen, rank, step, [s for s in ids if s != 7]) for gen, rank, step, ids in epochs(1)]
-    assert count(given, 10) == SampleCount(seen=9, twice=0)
+    assert count(given, 3) == SampleCount(seen=9, twice=0)
 
 
 def test_a_lost_sample_does_not_make_the_next_epoch_look_doubled() -> None:
     first, second = epochs(1), epochs(1, first_step=4)
     given = [(gen, rank, step, [s for s in ids if s != 7]) for gen, rank, step, ids in first] + second
-    assert count(given, 10) == SampleCount(seen=19, twice=0)
+    assert count(given, 3) == SampleCount(seen=19, twice=0)
 
 
 def test_a_doubled_sample_does_not_hide_in_the_next_epoch() -> None:
     """In place of sample 7 sample 1 was given again: as many were seen as planned, and yet it is found."""
     first, second = epochs(1), epochs(1, first_step=4)
     doubled = [(gen, rank, step, [1 if s == 7 else s for s in ids]) for gen, rank, step, ids in first]
-    counted = count(doubled + second, 10)
-    assert counted.seen == 20
+    counted = count(doubled + second, 3)
+    assert counted.seen == 19, "sample 7 is missing"
     assert counted.twice >= 1
 
 

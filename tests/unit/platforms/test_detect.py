@@ -34,7 +34,7 @@ SLURM = {"SLURM_JOB_ID": "42", "SLURM_NNODES": "3", "SLURM_NODEID": "2"}
         ({**KUBEFLOW, "PET_NNODES": "1:4"}, ("Kubeflow (PET_*)", 4, 1)),
         (SLURM, ("Slurm", 3, 2)),
         ({"SLURM_JOB_ID": "42"}, ("one machine", 1, 0)),
-        ({"WORLD_SIZE": "8", "RANK": "3"}, ("one machine", 1, 0)),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, ("one machine", 1, 0)),
     ],
 )
 def test_place(environ: dict[str, str], expected: tuple[str, int, int]) -> None:
@@ -45,6 +45,12 @@ def test_place(environ: dict[str, str], expected: tuple[str, int, int]) -> None:
 def test_world_size_of_kubeflow_counts_processes_and_is_not_believed() -> None:
     place = detect_place({**KUBEFLOW, "KUBERNETES_SERVICE_HOST": "10.0.0.1", "WORLD_SIZE": "16", "RANK": "1"})
     assert place.num_nodes == 2
+
+
+def test_a_world_that_no_known_platform_explains_is_not_guessed_at() -> None:
+    """Every node would start a run of its own in the same folder."""
+    with pytest.raises(UserError, match=r"WORLD_SIZE=8 is set, but no platform.* unset WORLD_SIZE"):
+        detect_place({"WORLD_SIZE": "8", "RANK": "3"})
 
 
 def test_evidence_is_what_was_seen() -> None:
