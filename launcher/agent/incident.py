@@ -103,7 +103,7 @@ class IncidentRecorder:
             if decision.action is Action.RESTART
             else f"stops with exit code {int(decision.exit_code or 1)}"
         )
-        console.block(screen(incident.verdict, f"ftlaunch {what}: {decision.reason}"))
+        console.block(screen(incident.verdict, f"{what}: {decision.reason}"))
         console.say(f"evidence: {incident.bundle}")
 
     def _rank_evidence(self, lifecycle: Lifecycle, process: RankProcess) -> RankEvidence:
