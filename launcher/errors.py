@@ -31,5 +31,11 @@ class PreflightRefused(UserError):  # noqa: N818 - an outcome, not a defect
     exit_code: int = ExitCode.REFUSED
 
 
+class LockedElsewhere(UserError):  # noqa: N818 - an outcome, not a defect
+    """Another machine holds the output folder, or its lock has not been released yet: worth another try later."""
+
+    exit_code: int = ExitCode.STOPPED
+
+
 class NotInThisVersion(UserError):  # noqa: N818 - an outcome, not a defect
     """The command or option is known but not built yet: said plainly instead of being ignored."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import socket
 import time
 from collections import deque
 from typing import Any
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MAX_MESSAGE_BYTES = 65536
 _SHORT_TEXT = 4000
 SEND_BOUND_S = 600.0
@@ -39,10 +41,14 @@ def encode(kind: str, fields: Message) -> bytes:
     return json.dumps({"kind": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=str).encode()
 
 
-def decode(packet: bytes) -> Message:
-    """A one-byte packet is a signal number written by `signal.set_wakeup_fd`; all else is JSON."""
+def decode(packet: bytes) -> Message | None:
+    """A one-byte packet is a signal number written by `signal.set_wakeup_fd`; all else is JSON.
+
+    None for signals that ask for nothing: `set_wakeup_fd` also reports SIGCHLD, for which torch's DataLoader has a
+    handler.
+    """
     if len(packet) == 1:
-        return {"kind": "signal", "signal": packet[0]}
+        return {"kind": "signal", "signal": packet[0]} if packet[0] in STOP_SIGNALS else None
     message: Message = json.loads(packet)
     return message
 
@@ -121,4 +127,6 @@ class Link:
             if not packet:
                 self.closed = True
                 return
-            self._inbox.append(decode(packet))
+            message = decode(packet)
+            if message is not None:
+                self._inbox.append(message)

@@ -13,6 +13,8 @@ from typing import IO, TextIO
 
 _PROGRESS_EVERY_S = 10.0
 _BAR_CELLS = 24
+_MIRROR_BYTES = 1 << 20  # of a rank's log, at most, each time
+_LONGEST_LINE = 1 << 16  # an unfinished line beyond this is shown in pieces
 _OWN_INFO = " ftlaunch.rank INFO "  # what the agent shows itself, from the same rank's messages
 
 
@@ -20,6 +22,7 @@ class Console:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self.tty = self._stream.isatty()
+        self._gone = False
         self._bar_shown = False
         self._last_progress_s = 0.0
         self._mirrored: dict[Path, IO[bytes]] = {}
@@ -28,13 +31,12 @@ class Console:
         """One or several lines of ftlaunch itself."""
         self._clear_bar()
         for line in text.splitlines() or [""]:
-            print(self._paint("36", "ftlaunch ") + line if self.tty else f"ftlaunch: {line}", file=self._stream)
-        self._stream.flush()
+            self._write((self._paint("36", "ftlaunch ") + line if self.tty else f"ftlaunch: {line}") + "\n")
 
     def block(self, text: str) -> None:
         """A screen that stands for itself, without prefixes."""
         self._clear_bar()
-        print(text, file=self._stream, flush=True)
+        self._write(text + "\n")
 
     def progress(self, step: int, max_steps: int | None, loss: float | None, seconds_per_step: float | None) -> None:
         """Called when a step was finished: a redrawn bar on a terminal, a line now and then elsewhere."""
@@ -54,10 +56,8 @@ class Console:
             self.say(text)
             return
         filled = int(_BAR_CELLS * step / max_steps) if max_steps else 0
-        self._stream.write(
-            f"\r\x1b[2K{self._paint('36', 'ftlaunch')} [{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {text}"
-        )
-        self._stream.flush()
+        bar = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}]"
+        self._write(f"\r\x1b[2K{self._paint('36', 'ftlaunch')} {bar} {text}")
         self._bar_shown = True
 
     def mirror(self, path: Path, prefix: str) -> None:
@@ -67,25 +67,34 @@ class Console:
             if not path.is_file():
                 return
             stream = self._mirrored[path] = path.open("rb")
-        while line := stream.readline():
-            if not line.endswith(b"\n"):
+        for line in stream.readlines(_MIRROR_BYTES):
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
                 stream.seek(-len(line), 1)
                 return
             text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
             if _OWN_INFO in text:
                 continue
             self._clear_bar()
-            print(self._paint("2", f"[{prefix}] ") + text if self.tty else text, file=self._stream)
-        self._stream.flush()
+            self._write((self._paint("2", f"[{prefix}] ") + text if self.tty else text) + "\n")
 
     def forget_mirrors(self) -> None:
         for stream in self._mirrored.values():
             stream.close()
         self._mirrored.clear()
 
+    def _write(self, text: str) -> None:
+        """A console that has gone (closed terminal, ended reader of a pipe) is no reason to stop a training."""
+        if self._gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._gone = True
+
     def _clear_bar(self) -> None:
         if self._bar_shown:
-            self._stream.write("\r\x1b[2K")
+            self._write("\r\x1b[2K")
             self._bar_shown = False
 
     def _paint(self, code: str, text: str) -> str:

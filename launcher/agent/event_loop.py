@@ -3,6 +3,7 @@ tick."""
 
 from __future__ import annotations
 
+import select
 import selectors
 import signal
 import socket
@@ -10,8 +11,45 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from launcher.link import STOP_SIGNALS
+
 TICK_S = 1.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StopSignals:
+    """From now on SIGTERM, SIGINT and SIGHUP are only remembered. Made as early as possible: as PID 1 a signal
+    without a
+    handler is lost. A SIGHUP that was ignored (`nohup`) stays ignored."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = socket.socketpair()
+        for end in (self.reader, self._writer):
+            end.setblocking(False)
+        heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, lambda *_: None) for number in heeded}
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def __enter__(self) -> StopSignals:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Everything as it was: a wake-up descriptor that outlives its socket would write into somebody else's file."""
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self.reader.close()
+        self._writer.close()
+
+    def take(self) -> list[int]:
+        """Stop signals that have come since the last call."""
+        try:
+            return [number for number in self.reader.recv(4096) if number in STOP_SIGNALS]
+        except BlockingIOError:
+            return []
+
+    def pending(self) -> bool:
+        """Whether a stop signal waits to be taken."""
+        return bool(select.select([self.reader], [], [], 0)[0])
 
 
 class EventLoop:
@@ -40,22 +78,14 @@ class EventLoop:
     def clear_bounds(self) -> None:
         self._bounds.clear()
 
-    def catch_stop_signals(self, handler: Callable[[int], None]) -> None:
-        """From now on SIGTERM, SIGINT and SIGHUP only call `handler` with their number, from within `wait`."""
-        reader, writer = socket.socketpair()
-        for end in (reader, writer):
-            end.setblocking(False)
-        self._signal_ends = (reader, writer)
-        for number in _STOP_SIGNALS:
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    def deliver(self, signals: StopSignals, handler: Callable[[int], None]) -> None:
+        """Call `handler` with the number of every stop signal, from within `wait`."""
 
         def read() -> None:
-            for number in reader.recv(4096):
-                if number in _STOP_SIGNALS:
-                    handler(number)
+            for number in signals.take():
+                handler(number)
 
-        self.register(reader, read)
+        self.register(signals.reader, read)
 
     def wait(self) -> None:
         """Wait for the next thing to happen, at most until the nearest bound or the tick, and handle it."""
@@ -72,5 +102,4 @@ class EventLoop:
         self._on_tick()
 
     def close(self) -> None:
-        signal.set_wakeup_fd(-1)
         self._selector.close()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 VERSION = 1
+MAX_KEPT_LINES = 10_000
 
 
 def utc_now() -> datetime:
@@ -18,17 +21,36 @@ def utc_now() -> datetime:
 
 class AppendedLines:
     """A file to which whole JSON lines are appended; O_APPEND and one write each, so lines of several writers do not
-    mix."""
+    mix.
+
+    A full disk or a dead mount never raises: lines are kept (the latest `MAX_KEPT_LINES`) and written when it is
+    possible
+    again. `trouble` says what is wrong, and is empty when all is written.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.trouble = ""
+        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT_LINES)
         cut_short = path.is_file() and _last_byte(path) not in (b"", b"\n")
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         if cut_short:  # by a full disk or a lost machine: the next record must not be glued to it
-            os.write(self._fd, b"\n")
+            self._kept.append(b"\n")
 
     def append(self, record: dict[str, Any]) -> None:
-        os.write(self._fd, json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
+        text = json.dumps(record, ensure_ascii=False, default=str)
+        self._kept.append(text.encode("utf-8", "backslashreplace") + b"\n")
+        try:
+            while self._kept:
+                written = os.write(self._fd, self._kept[0])
+                if written < len(self._kept[0]):  # the disk became full within the line: end it, write it whole later
+                    self._kept.appendleft(b"\n")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._kept.popleft()
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = f"{self.path}: {error.strerror}"
 
     def close(self) -> None:
         os.close(self._fd)
@@ -50,6 +72,11 @@ class EventLog:
         self.generation = 0
         self._clock = clock
         self._lines = AppendedLines(self.path)
+
+    @property
+    def trouble(self) -> str:
+        """Why events cannot be written at the moment; empty when they can."""
+        return self._lines.trouble
 
     def emit(self, event: str, **fields: Any) -> None:
         now = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from launcher.process import RUN_TOKEN_VARIABLE
 FD_VARIABLE = "FTLAUNCH_FORKSERVER_FD"
 ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"
 _ANSWER_BYTES = 65536
+_DEATH_BOUND_S = 10.0
 
 
 class ForkServerError(Exception):
@@ -104,7 +106,8 @@ class ForkServer:
         self._socket.close()
         if self.alive():
             self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done here
+            self.process.wait(timeout=_DEATH_BOUND_S)
 
     def _answer(self, timeout_s: float) -> dict[str, float | int | bool]:
         readable, _, _ = select.select([self._socket], [], [], timeout_s)

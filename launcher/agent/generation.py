@@ -76,6 +76,7 @@ def free_port(address: str, wanted: int | None = None) -> int:
 
 def port_is_free(address: str, port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count as taken
         try:
             probe.bind((address, port))
         except OSError:

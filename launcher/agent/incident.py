@@ -52,6 +52,7 @@ class IncidentRecorder:
         self._events = events
         self._environ = environ
         self._host_facts = host_facts
+        self._bundle_trouble = ""
         self._oom_kills_before: int | None = None
         self._began_at = time.time()
 
@@ -104,7 +105,7 @@ class IncidentRecorder:
             else f"stops with exit code {int(decision.exit_code or 1)}"
         )
         console.block(screen(incident.verdict, f"{what}: {decision.reason}"))
-        console.say(f"evidence: {incident.bundle}")
+        console.say(f"evidence: {incident.bundle}" if incident.bundle else self._bundle_trouble)
 
     def _rank_evidence(self, lifecycle: Lifecycle, process: RankProcess) -> RankEvidence:
         exit_ = process.exit
@@ -135,9 +136,13 @@ class IncidentRecorder:
 
     def _record(self, verdict: Verdict, ranks: Sequence[RankEvidence], extra: dict[str, Any]) -> Incident:
         utc = utc_now().strftime("%Y%m%dT%H%M%S.%fZ")
-        bundle = write_bundle(
-            self._root, utc, verdict, ranks, [self._node_evidence()], self._environ, dict(self._host_facts), extra
-        )
+        bundle: Path | None = None
+        try:
+            bundle = write_bundle(
+                self._root, utc, verdict, ranks, [self._node_evidence()], self._environ, dict(self._host_facts), extra
+            )
+        except OSError as error:
+            self._bundle_trouble = f"the bundle could not be written: {error}"
         as_json = verdict.to_json()
         self._events.emit(
             "incident",
@@ -145,7 +150,7 @@ class IncidentRecorder:
             retryable=verdict.retryable,
             culprit_rank=verdict.culprit.rank if verdict.culprit else None,
             evidence=as_json["evidence"],
-            bundle=os.fspath(bundle),
+            bundle=os.fspath(bundle) if bundle else None,
         )
         retryable = verdict.retryable or verdict.action in ADJUSTED_BY_RESTART
         return Incident(verdict.cls, retryable, verdict=verdict, bundle=bundle)

@@ -82,6 +82,7 @@ Action = Tell | KillGroup | Bound
 
 SETTLE_AFTER_ERROR_S = 1.0  # the others' own tracebacks are evidence: which exception came first, and on which ranks
 SETTLE_AFTER_SIGNAL_S = 0.0  # a killed rank leaves the others in a collective, where they have nothing to add
+KILLED_WITHIN_S = 15.0  # a process that outlives SIGKILL this long hangs in a driver or on a dead file system
 
 
 class Lifecycle:
@@ -93,6 +94,7 @@ class Lifecycle:
         self.stop_source: str | None = None
         self.save_at: int | None = None
         self._grace_s = grace_s
+        self.undead: tuple[int, ...] = ()  # ranks that did not die of SIGKILL: stuck in the kernel
         self._killing = False
         self._num_agent_signals = 0
         self._failed_before_stop = False
@@ -146,6 +148,9 @@ class Lifecycle:
         return [Tell("prepare_save"), Bound("grace", self._grace_s)]
 
     def on_bound(self, name: str) -> Sequence[Action]:
+        if name == "killed":
+            self.undead = tuple(view.rank for view in self.ranks if view.exit is None)
+            return []
         if name == "settled":
             return self._kill("a rank has failed")
         return self._kill(f"the save did not end within spot.grace_seconds ({self._grace_s:g} s)")
@@ -177,4 +182,4 @@ class Lifecycle:
         if self._killing:
             return []
         self._killing = True
-        return [KillGroup(reason)]
+        return [KillGroup(reason), Bound("killed", KILLED_WITHIN_S)]

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.agent.completion import finished_already
 from launcher.agent.generation import port_is_free
 from launcher.checkpoint.choose import choose_checkpoint
+from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
 from launcher.errors import UserError
@@ -38,7 +40,7 @@ class Prepared:
         """What a start would continue from, in words. Looks only, and compares sizes, not contents: a start does
         both."""
         config, plan = self.job.config, self.plan
-        if finished_already(self.output_dir, plan.identity, config.training) is not None:
+        if finished_already(self.output_dir, plan.identity, config.training, hashes=False) is not None:
             return "nothing left to do: this run has reached its planned end"
         try:
             choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value, hashes=False)
@@ -58,8 +60,25 @@ def prepare(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
     place = detect_place(environ)
     facts = read_host_facts(Path(job.config.output_dir), environ)
     model = read_model_facts(job.config.model.path) if job.config.model else ModelFacts(source="none")
-    plan = make_plan(job, facts, model, place, choose_network(job.config, facts), environ)
+    plan = make_plan(
+        job,
+        facts,
+        model,
+        place,
+        choose_network(job.config, facts),
+        environ,
+        earlier_identity(Path(job.config.output_dir)),
+    )
     return Prepared(job, facts, plan, run_checks(preflight_inputs(job, facts, plan, environ)))
+
+
+def earlier_identity(output_dir: Path) -> Mapping[str, Any]:
+    """Identity of the newest whole checkpoint (sizes compared, not contents); empty for a new run."""
+    for step, path in list_checkpoints(output_dir):
+        manifest = verify_checkpoint(path, step, hashes=False).manifest
+        if manifest is not None:
+            return manifest.identity
+    return {}
 
 
 def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:

@@ -24,6 +24,7 @@ from launcher.process import carriers_of, descendants, kill_all, sessions_of
 
 _IMPORT_BOUND_S = 600.0  # a cold network file system needs minutes for torch; then it is said and counted as a fault
 _KILL_BOUND_S = 10.0
+_SERVER_PAUSE_S = 10.0
 
 
 class RankGroup:
@@ -51,7 +52,9 @@ class RankGroup:
         self._foreign_pids = descendants(os.getpid())
         self._foreign_sessions = sessions_of([os.getpid(), *self._foreign_pids])
         self._warden = Warden(token)
-        self._server: ForkServer | None = self._new_server()
+        # One that forks every rank; or, where forking is not possible, one for each rank that is still to be started.
+        self._servers: list[ForkServer] = [self._new_server()]
+        self._server_started_at = time.monotonic()
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -62,14 +65,17 @@ class RankGroup:
         generation: int,
         master: tuple[str, int],
         *,
-        stop_asked: Callable[[], bool],
+        abandoned: Callable[[], bool],
         on_message: Callable[[RankProcess, Message], None],
         on_exit: Callable[[RankProcess, RankExit], None],
     ) -> bool:
-        """False when a stop was asked for before all ranks were started. Raises ForkServerError."""
+        """False when the attempt was `abandoned` (a stop, a dead rank) before all ranks were started.
+
+        Raises ForkServerError.
+        """
         for rank in range(num_ranks):
-            server = self._ready_server(stop_asked)
-            if server is None:
+            server = self._ready_server(abandoned, num_ranks - rank)
+            if server is None or abandoned():
                 return False
             ours, theirs = channel.pair()
             log_path = self._log_root / f"gen-{generation}" / f"rank-{rank}.log"
@@ -77,7 +83,7 @@ class RankGroup:
             theirs.close()
             if not self._fork:
                 server.hand_over()
-                self._server = None
+                self._servers.remove(server)
             process = RankProcess(rank, pid, os.pidfd_open(pid), Link(ours), log_path)
             self.processes.append(process)
             self._watch(process, on_message, on_exit)
@@ -107,29 +113,34 @@ class RankGroup:
         self._loop.register(process.pidfd, ended)
 
     def _new_server(self) -> ForkServer:
+        self._server_started_at = time.monotonic()
         return ForkServer(self._environ, self._token, self._log_root / "fork-server.log", once=not self._fork)
 
-    def _ready_server(self, stop_asked: Callable[[], bool]) -> ForkServer | None:
-        """A fork server that has imported everything, a new one when the last has died; None when asked to stop."""
-        if self._server is None or not self._server.alive():
-            self._server = self._new_server()
-        server = self._server
-        readiness = server.readiness or self._wait_for_imports(server, stop_asked)
+    def _ready_server(self, abandoned: Callable[[], bool], num_wanted: int) -> ForkServer | None:
+        """A fork server that has imported everything; None when the attempt was abandoned meanwhile.
+
+        Where ranks cannot be forked, `num_wanted` processes import side by side, one for each rank to come.
+        """
+        self._servers = [server for server in self._servers if server.alive()]
+        while len(self._servers) < (1 if self._fork else num_wanted):
+            self._servers.append(self._new_server())
+        server = self._servers[0]
+        readiness = server.readiness or self._wait_for_imports(server, abandoned)
         if readiness is None:
             return None
         if self._fork and readiness.cuda_touched:
             self._console.say("CUDA was touched while importing, so ranks cannot be forked; each imports by itself")
             self._fork = False
             server.stop()
-            return self._ready_server(stop_asked)
+            return self._ready_server(abandoned, num_wanted)
         return server
 
-    def _wait_for_imports(self, server: ForkServer, stop_asked: Callable[[], bool]) -> Readiness | None:
+    def _wait_for_imports(self, server: ForkServer, abandoned: Callable[[], bool]) -> Readiness | None:
         said: list[Readiness] = []
         deadline = time.monotonic() + _IMPORT_BOUND_S
         self._loop.register(server, lambda: said.append(server.read_readiness()))
         try:
-            while not said and not stop_asked():
+            while not said and not abandoned():
                 self._loop.wait()
                 if time.monotonic() > deadline:
                     raise ForkServerError(f"imports took longer than {_IMPORT_BOUND_S:.0f} s", server.log_path, None)
@@ -150,9 +161,11 @@ class RankGroup:
             self._console.mirror(self.processes[0].log_path, "rank 0")
         if self._warden.ensure_running():
             self._console.say("the warden process was killed; a new one watches")
-        if self._fork and self.processes and self._server is not None and not self._server.alive():
+        # Not at once after the last one: what kills it (memory, a person) would only be fed.
+        rested = time.monotonic() - self._server_started_at > _SERVER_PAUSE_S
+        if self._fork and self.processes and rested and self._servers and not self._servers[0].alive():
             self._console.say("the fork server was killed; the ranks run on, a new one imports for the next attempt")
-            self._server = self._new_server()
+            self._servers[0] = self._new_server()
         self._reap_adopted()
 
     # -- ending --------------------------------------------------------------------------------------------------------
@@ -164,13 +177,12 @@ class RankGroup:
             process.kill()
         return bool(running)
 
-    def abandon(self) -> None:
-        """End ranks of a generation that never got going, and wait for them."""
+    def kill_and_wait(self) -> None:
+        """End ranks of a generation that never got going."""
         self.kill()
         deadline = time.monotonic() + _KILL_BOUND_S
         while any(process.exit is None for process in self.processes) and time.monotonic() < deadline:
             self._loop.wait()
-        self.close()
 
     def close(self) -> None:
         """After the last rank has ended: end its left-over children and forget the generation."""
@@ -185,15 +197,14 @@ class RankGroup:
     def end(self) -> None:
         """Leave nothing behind: ranks, fork server, their descendants, warden."""
         self.kill()
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        for server in self._servers:
+            server.stop()
+        self._servers = []
         self._kill_leftovers()
         self._warden.release()
 
     def _helper_pids(self) -> list[int]:
-        server = [self._server.pid] if self._server is not None else []
-        return [self._warden.process.pid, *server]
+        return [self._warden.process.pid, *(server.pid for server in self._servers)]
 
     def _kill_leftovers(self) -> None:
         """Children of ranks (DataLoader workers, compilers) that outlived them: this process has adopted them."""

@@ -25,6 +25,7 @@ class RunRecorder:
         self.input_error: str | None = None
         self.fired_drills: set[int] = set()
         self._samples = samples
+        self._trouble = ""
         self._first_step_seen = False
         self._decided_at_s = 0.0
         self._handlers: Mapping[str, Callable[[int, Message], None]] = {
@@ -37,6 +38,7 @@ class RunRecorder:
             "checkpoint_saved": self._checkpoint_saved,
             "drill": self._drill,
             "user_error": self._user_error,
+            "alive": self._alive,
         }
 
     def attempt_begins(self, decided_at_s: float) -> None:
@@ -49,6 +51,7 @@ class RunRecorder:
         handler = self._handlers.get(message["kind"])
         if handler is not None:
             handler(rank, message)
+        self._say_trouble()
 
     def rank_exited(self, rank: int, pid: int, exit_: RankExit, last_step: int) -> None:
         self.events.emit(
@@ -60,6 +63,16 @@ class RunRecorder:
             last_step=last_step or None,
             killed_by_us=exit_.killed_by_us,
         )
+
+    def _say_trouble(self) -> None:
+        """Records that cannot be written are kept and written later; the training does not stop for them."""
+        trouble = self.events.trouble or self._samples.trouble
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                self.console.say(f"records cannot be written ({trouble}); they are kept until they can")
+            else:
+                self.console.say("records are written again")
 
     def close(self) -> None:
         self._samples.close()
@@ -84,6 +97,12 @@ class RunRecorder:
             self.progress.steps_per_epoch = int(message["steps_per_epoch"])
         if message["name"] not in _QUIET_PHASES:
             self.console.say(f"{message['name']} ...")
+
+    def _alive(self, rank: int, message: Message) -> None:
+        """Something long goes forward (encoding, evaluation, a long step): the ranks count, so a standstill is
+        silent."""
+        if rank == 0:
+            self.console.say(f"{message['what']}: {message['done']}")
 
     def _log(self, rank: int, message: Message) -> None:
         self.progress.log(float(message["loss"]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from launcher.agent.events import EventLog
 from launcher.checkpoint.choose import choose_checkpoint, set_aside
 from launcher.checkpoint.commit import clear_staging
+from launcher.checkpoint.identity import differences
 from launcher.checkpoint.verify import list_checkpoints
 
 
@@ -23,7 +25,13 @@ class Resume:
 
 
 def prepare_resume(
-    output_dir: Path, identity: Mapping[str, Any], world_size: int, events: EventLog, say: Callable[[str], None]
+    output_dir: Path,
+    identity: Mapping[str, Any],
+    world_size: int,
+    events: EventLog,
+    say: Callable[[str], None],
+    *,
+    frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Resume:
     """Verify, choose, set refused folders aside. Called while no rank runs. Raises UserError (see
     choose_checkpoint)."""
@@ -35,6 +43,11 @@ def prepare_resume(
         say(f"{refused.path.name} is refused: {refused.reason}. It is kept as {kept_as.name}")
     if choice.taken is None or choice.manifest is None:
         return Resume(None, 0)
+    for key, old, new in differences(choice.manifest.training, frozen):
+        say(
+            f"note: training.{key} was {old!r} and is {new!r} now; the optimizer's saved state wins, so this "
+            f"has no effect"
+        )
     return Resume(str(choice.taken.path), choice.taken.step, choice.manifest.samples_seen)
 
 

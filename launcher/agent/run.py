@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.agent.completion import finished_already
 from launcher.agent.console import Console
+from launcher.agent.event_loop import StopSignals
 from launcher.agent.events import AppendedLines, EventLog, read_json_lines
 from launcher.agent.incident import IncidentRecorder
 from launcher.agent.ledger import Progress, samples_path
@@ -54,11 +55,18 @@ class Past:
 
 def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str, str]) -> RunResult:
     """Raises UserError or PreflightRefused before anything is started; afterwards the exit code tells."""
+    with StopSignals() as signals:
+        return _run_job(config, overrides, environ, signals)
+
+
+def _run_job(
+    config: Path | None, overrides: Sequence[str], environ: Mapping[str, str], signals: StopSignals
+) -> RunResult:
     become_subreaper()
     console = Console()
     prepared = prepare(config, overrides, environ, write=True)
     output_dir = prepared.output_dir
-    with RunLock(output_dir):
+    with RunLock(output_dir, say=console.say, stopped=lambda: bool(signals.pending())):
         past = read_past(output_dir)
         events = EventLog(output_dir, NODE)
         events.generation = past.last_generation + 1
@@ -80,8 +88,8 @@ def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
             f"{job_config.method}; output in {output_dir}"
         )
         for note in plan.notes:
-            console.say(f"not in this version: {note}")
-        supervisor = _supervisor(prepared, past, events, console, environ)
+            console.say(f"note: {note}")
+        supervisor = _supervisor(prepared, past, events, console, environ, signals)
         exit_code = supervisor.run()
         summary = summarise(output_dir, supervisor.progress, started_at_step=supervisor.started_at_step)
         console.block(render_summary(summary, exit_code, output_dir))
@@ -126,15 +134,21 @@ def write_launch_files(prepared: Prepared, environ: Mapping[str, str]) -> None:
     # JSON is YAML; the resolved configuration is written so that it can be read back without a YAML library.
     (root / "job.yaml").write_text(json.dumps(resolved, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (launch / "hostfile").write_text(plan.hostfile, "utf-8")
-    (launch / ".deepspeed_env").write_text(plan.deepspeed_env, "utf-8")
+    (launch / ".deepspeed_env").write_text(plan.deepspeed_env, "utf-8", "backslashreplace")
     (launch / ".deepspeed_env").chmod(0o600)
     (launch / "ds_config.json").write_text(json.dumps(dict(plan.ds_config), indent=2) + "\n", "utf-8")
     redacted = redact_environ(base_environ(plan.variables, environ))
-    (launch / "environment").write_text("".join(f"{k}={v}\n" for k, v in sorted(redacted.items())), "utf-8")
+    lines = "".join(f"{name}={value}\n" for name, value in sorted(redacted.items()))
+    (launch / "environment").write_text(lines, "utf-8", "backslashreplace")
 
 
 def _supervisor(
-    prepared: Prepared, past: Past, events: EventLog, console: Console, environ: Mapping[str, str]
+    prepared: Prepared,
+    past: Past,
+    events: EventLog,
+    console: Console,
+    environ: Mapping[str, str],
+    signals: StopSignals,
 ) -> Supervisor:
     job, plan, output_dir = prepared.job, prepared.plan, prepared.output_dir
     config = job.config
@@ -183,7 +197,7 @@ def _supervisor(
     )
     recorder.fired_drills.update(past.fired_drills)
     incidents = IncidentRecorder(output_dir, events, settings.environ, asdict(prepared.facts))
-    return Supervisor(settings, recorder, incidents)
+    return Supervisor(settings, recorder, incidents, signals)
 
 
 def drills_of(config: JobConfig) -> tuple[Drill, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.agent.completion import proof_of_completion
 from launcher.agent.console import Console
-from launcher.agent.event_loop import EventLoop
+from launcher.agent.event_loop import EventLoop, StopSignals
 from launcher.agent.events import EventLog
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess, free_port
@@ -23,6 +23,7 @@ from launcher.agent.lifecycle import Action, Bound, Ending, KillGroup, Lifecycle
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import Resume, newest_step, prepare_resume
+from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.errors import ExitCode, UserError
 from launcher.link import Message
 from launcher.plan.spec import Drill, RankSpec
@@ -53,7 +54,9 @@ class RunSettings:
 class Supervisor:
     """One start of the run on this node."""
 
-    def __init__(self, settings: RunSettings, recorder: RunRecorder, incidents: IncidentRecorder) -> None:
+    def __init__(
+        self, settings: RunSettings, recorder: RunRecorder, incidents: IncidentRecorder, signals: StopSignals
+    ) -> None:
         self.settings = settings
         self.recorder = recorder
         self.progress = recorder.progress
@@ -65,6 +68,7 @@ class Supervisor:
         self._stop_source: str | None = None
         self._history: list[FailedAttempt] = []
         self._loop = EventLoop(on_tick=self._tick)
+        self._signals = signals
         self._group: RankGroup | None = None
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -72,7 +76,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Until the run has ended. Whatever happens, nothing that was started is left behind."""
         settings = self.settings
-        self._loop.catch_stop_signals(self._on_signal)
+        self._loop.deliver(self._signals, self._on_signal)
         group = self._group = RankGroup(
             self._loop,
             self._console,
@@ -86,6 +90,12 @@ class Supervisor:
         except UserError as error:
             self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
             raise
+        except OSError as error:
+            # The output folder (or this machine) does not do what it must: not the job's fault, and not mendable here.
+            exit_code, reason = (
+                settings.stop_exit_code,
+                f"the agent cannot go on: {error}; run it again, best elsewhere",
+            )
         finally:
             group.end()
             self._group = None
@@ -107,12 +117,17 @@ class Supervisor:
         while True:
             self._events.generation = generation
             resume = prepare_resume(
-                settings.output_dir, settings.spec.identity, settings.num_ranks, self._events, self._console.say
+                settings.output_dir,
+                settings.spec.identity,
+                settings.num_ranks,
+                self._events,
+                self._console.say,
+                frozen={key: settings.spec.config.get("training", {}).get(key) for key in FROZEN_BY_STATE},
             )
             if generation == settings.first_generation:
                 self.started_at_step = self.progress.best_step = resume.step
             incident = self._generation(group, generation, resume, reason)
-            if incident is None:
+            if incident is None or self._lifecycle.undead:
                 ended = self._ended_as_asked()
                 if ended is not None:
                     return ended
@@ -134,16 +149,17 @@ class Supervisor:
         try:
             started = self._start_ranks(group, generation, resume, reason)
         except ForkServerError as failure:
-            group.abandon()
+            group.kill_and_wait()
+            group.close()
             return self._incidents.fork_server_failed(generation, failure)
-        if not started:
-            group.abandon()
-            return None
-        while not self._lifecycle.over:
-            self._loop.wait()
+        if started:
+            while not self._lifecycle.over and not self._lifecycle.undead:
+                self._loop.wait()
+        else:
+            group.kill_and_wait()
         self._loop.clear_bounds()
         incident = None
-        if self._lifecycle.ending() is Ending.FAILED:
+        if self._lifecycle.first_failure is not None and self._lifecycle.ending() is Ending.FAILED:
             incident = self._incidents.ranks_failed(
                 generation, self._lifecycle, group.processes, self.recorder.input_error
             )
@@ -177,7 +193,7 @@ class Supervisor:
             spec_path,
             generation,
             (settings.master_addr, port),
-            stop_asked=lambda: self._stop_source is not None,
+            abandoned=lambda: self._stop_source is not None or self._lifecycle.killing,
             on_message=self._on_message,
             on_exit=self._on_exit,
         )
@@ -186,6 +202,13 @@ class Supervisor:
 
     def _ended_as_asked(self) -> tuple[ExitCode, str] | None:
         """Exit code and reason of a generation without an incident; None when its success could not be proven."""
+        if self._lifecycle.undead:
+            ranks = ", ".join(map(str, self._lifecycle.undead))
+            what = f"rank {ranks} does not die of SIGKILL (stuck in a driver or on a dead file system)"
+            return (
+                self.settings.stop_exit_code,
+                f"{what}: nothing more is started on this node; run it again on another",
+            )
         ending = self._lifecycle.ending() if self._lifecycle.over else Ending.ABANDONED
         if ending is Ending.FINISHED:
             missing = proof_of_completion(self.settings.output_dir)
@@ -251,8 +274,8 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         source = signal_name(number)
-        self._note_stop(source)
         self._carry_out(self._lifecycle.on_stop_request(source))
+        self._note_stop(source)
 
     def _on_bound(self, name: str) -> None:
         self._carry_out(self._lifecycle.on_bound(name))

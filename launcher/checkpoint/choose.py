@@ -11,7 +11,7 @@ from typing import Any
 from launcher.checkpoint.identity import differences
 from launcher.checkpoint.manifest import Manifest
 from launcher.checkpoint.verify import Verification, list_checkpoints, verify_checkpoint
-from launcher.errors import UserError
+from launcher.errors import PreflightRefused, UserError
 
 REJECTED_SUFFIX = ".rejected"
 
@@ -32,7 +32,8 @@ def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size:
     """Newest whole checkpoint first. A whole one that belongs to another job or world size is an error, not a fresh
     start.
 
-    Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or
+    Raises UserError, or PreflightRefused for another number of ranks, when the newest whole checkpoint cannot be
+    continued by this job: silently starting over, or
     silently mixing two runs in one folder, would cost the user the progress that is there.
     """
     refused: list[Verification] = []
@@ -66,9 +67,10 @@ def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any
             "A run is known by its output folder. Set these back to continue it, or choose another output_dir."
         )
     if manifest.world_size != world_size:
-        raise UserError(
+        raise PreflightRefused(
             f"{path} was saved by {manifest.world_size} ranks and this start has {world_size}. Resuming with "
             f"another number of "
-            f"ranks is not in this version: start with cluster.nproc_per_node: {manifest.world_size} (on one node), "
-            "or choose another output_dir to begin anew."
+            f"ranks is not in this version: start where {manifest.world_size} ranks run "
+            f"(cluster.nproc_per_node), or choose "
+            "another output_dir to begin anew."
         )

@@ -34,17 +34,26 @@ def clear_staging(output_dir: Path) -> None:
     shutil.rmtree(staging_root(output_dir), ignore_errors=True)
 
 
-def commit_folder(staged: Path, final: Path, manifest: Manifest) -> Committed:
-    """Make `staged` durable and give it its final name. A folder that already has that name is set aside first."""
+def commit_folder(staged: Path, final: Path, manifest: Manifest, *, replace: bool = False) -> Committed:
+    """Make `staged` durable and give it its final name.
+
+    A folder that already has that name is set aside first, or replaced with `replace` once the new one is durable.
+    """
     for name in iter_files(staged):
         fsync_path(staged / name)
     for folder in [path for path in staged.rglob("*") if path.is_dir()]:
         fsync_path(folder)  # the names in it
     write_manifest(staged, manifest)
-    if final.exists():
+    replaced: Path | None = None
+    if final.exists() and replace:
+        replaced = staged.with_name(f"replaced-{final.name}")
+        final.rename(replaced)
+    elif final.exists():
         set_aside(final)
     staged.rename(final)
     fsync_path(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
     return Committed(final, manifest.total_bytes)
 
 

@@ -19,6 +19,18 @@ _TRAINING_KEYS = {
     "optim": "adamw_torch_fused",
 }
 
+# Settings that live on in the optimizer's and the schedule's state: a new value has no effect on a run in progress.
+FROZEN_BY_STATE = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+)
+
 
 def run_identity(config: JobConfig, *, zero_stage: int, precision: str) -> dict[str, Any]:
     """Flat dotted keys to JSON values."""
@@ -45,6 +57,7 @@ def run_identity(config: JobConfig, *, zero_stage: int, precision: str) -> dict[
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, old value, new value) of every key that differs; a key that only one side knows is compared with None."""
-    keys = sorted({*old, *new})
+    """(key, old value, new value) of every key that differs. A key that one side does not know is not compared: a newer
+    version may record more, and a run in progress must survive the upgrade."""
+    keys = sorted({*old} & {*new})
     return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

@@ -30,7 +30,12 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What MANIFEST.json holds. `identity` is what a resume must agree with (see `identity.py`)."""
+    """What MANIFEST.json holds.
+
+    `identity` is what a resume must agree with (see `identity.py`); `training` are settings that live on in the state;
+    `own_scheduler`: the schedule is Transformers' and lies in scheduler.pt (else DeepSpeed's, in its model states);
+    `data_digest`: XXH3-128 of the encoded training data.
+    """
 
     step: int
     world_size: int
@@ -45,6 +50,9 @@ class Manifest:
     kind: str = "checkpoint"
     planned_steps: int | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    own_scheduler: bool = True
+    data_digest: str = ""
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     v: int = 1
 

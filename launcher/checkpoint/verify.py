@@ -59,14 +59,18 @@ def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verifica
         if hashes and hash_file(file).xxh3_128 != record.xxh3_128:
             return refused(f"{name} does not have the content that was written (XXH3 differs)")
     missing = missing_state(
-        path, manifest.step, manifest.world_size, zero_stage=manifest.identity.get("deepspeed.stage")
+        path,
+        manifest.step,
+        manifest.world_size,
+        zero_stage=manifest.identity.get("deepspeed.stage"),
+        own_scheduler=manifest.own_scheduler,
     )
     if missing:
         return refused(missing)
     return Verification(path, step, manifest)
 
 
-def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | None) -> str:
+def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | None, own_scheduler: bool = True) -> str:
     """What a resume would need and this folder lacks, or an empty string.
 
     Transformers warns or says nothing and trains on with a fresh optimizer, scheduler or random state; here that is a
@@ -79,7 +83,7 @@ def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | N
         return "trainer_state.json is missing or not readable"
     if recorded_step != step:
         return f"trainer_state.json is of step {recorded_step}, not {step}"
-    if not (path / "scheduler.pt").is_file():
+    if own_scheduler and not (path / "scheduler.pt").is_file():
         return "scheduler.pt (the learning-rate schedule) is missing"
     for rank in range(world_size):
         rng_name = f"rng_state_{rank}.pth" if world_size > 1 else "rng_state.pth"

@@ -93,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ftlaunch: error: {error}", file=sys.stderr)
         return int(error.exit_code)
     except BrokenPipeError:
+        if options.command == "run":
+            raise  # never 0 without the planned end
         # `ftlaunch plan | head`: the reader has gone, which is no error of ours.
-        sys.stderr.close()
+        sys.stdout = None  # keeps the interpreter from flushing into the closed pipe
         return 0

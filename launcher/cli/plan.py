@@ -86,7 +86,7 @@ def render(prepared: Prepared) -> Iterator[str]:
     yield f"  {'memory of each rank:':24}{forecast}"
     yield f"  {'resume:':24}{prepared.resume_preview()}"
     for note in plan.notes:
-        yield f"  not in this version: {note}"
+        yield f"  note: {note}"
     yield ""
     yield "settings and their origin"
     settings = shown_config(job.config)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from launcher.data.records import DataError, Record
 
@@ -32,6 +33,14 @@ class EncodedDataset:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def digest(self) -> str:
+        """XXH3-128 (hex) of all token ids, labels and boundaries: the same data, template and tokenizer give the
+        same."""
+        hasher = xxhash.xxh3_128()
+        for array in (self.input_ids, self.labels, self.offsets):
+            hasher.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return str(hasher.hexdigest())
+
     def sample(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         start, end = self.offsets[index], self.offsets[index + 1]
         return self.input_ids[start:end], self.labels[start:end]
@@ -50,6 +59,8 @@ def encode_record(record: Record, tokenizer: Any, *, train_on_prompt: bool) -> t
             ids.append(tokenizer.eos_token_id)
         return ids, list(ids)
     messages = [{"role": turn.role, "content": turn.content} for turn in record.turns]
+    if not getattr(tokenizer, "chat_template", None):
+        return _encode_plain(tokenizer, messages, train_on_prompt=train_on_prompt)
     full = _template_ids(tokenizer, messages, add_generation_prompt=False)
     if train_on_prompt:
         return full, list(full)
@@ -89,12 +100,25 @@ def encode_dataset(
     return EncodedDataset(np.concatenate(ids_parts), labels_flat, offsets, num_truncated)
 
 
+def plain_prompt(messages: Sequence[dict[str, str]]) -> str:
+    """The prompt for a model without a chat template: `role: content` lines, and the beginning of the answer."""
+    return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+
+
+def _encode_plain(
+    tokenizer: Any, messages: Sequence[dict[str, str]], *, train_on_prompt: bool
+) -> tuple[list[int], list[int]]:
+    """Prompt and answer are encoded apart: encoded together, a byte-pair tokenizer would merge across their border."""
+    prompt = list(tokenizer(plain_prompt(messages[:-1]))["input_ids"])
+    if prompt and prompt[-1] == tokenizer.eos_token_id:
+        prompt.pop()
+    answer = list(tokenizer(" " + messages[-1]["content"], add_special_tokens=False)["input_ids"])
+    if tokenizer.eos_token_id is not None:
+        answer.append(tokenizer.eos_token_id)
+    ids = prompt + answer
+    return ids, list(ids) if train_on_prompt else [IGNORED_LABEL] * len(prompt) + answer
+
+
 def _template_ids(tokenizer: Any, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
-    if not getattr(tokenizer, "chat_template", None):
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages) + (
-            "assistant: " if add_generation_prompt else ""
-        )
-        suffix = [] if add_generation_prompt or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        return [*tokenizer(text)["input_ids"], *suffix]
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -139,4 +139,11 @@ def _string(value: Any, where: str, field: str) -> str:
         raise DataError(f"{where}: `{field}` is a {type(value).__name__} where a text is needed")
     if not value.strip():
         raise DataError(f"{where}: `{field}` is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        cut = value[error.start].encode("utf-8", "backslashreplace").decode()
+        raise DataError(
+            f"{where}: `{field}` holds half a character ({cut}, a cut emoji?) at place {error.start}"
+        ) from error
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from launcher.config.models import JobConfig
@@ -53,10 +53,12 @@ def choose_num_ranks(config: JobConfig, facts: HostFacts, device: str) -> Chosen
     return Chosen(1, "one rank on a machine without GPU")
 
 
-def choose_precision(config: JobConfig, facts: HostFacts, device: str) -> Chosen[str]:
+def choose_precision(config: JobConfig, facts: HostFacts, device: str, earlier: str | None = None) -> Chosen[str]:
     """bf16 only where every card computes it in hardware: what torch reports counts emulation (yes on V100 and T4)."""
     if config.precision != "auto":
         return _asked_precision(config.precision, facts, device)
+    if earlier is not None:  # another kind of node continues the run as it began, or refuses
+        return replace(_asked_precision(earlier, facts, device), by="checkpoint", reason="the run began with it")
     if device == "cpu":
         if facts.cpu.flags_bf16:
             return Chosen("bf16", "this CPU has AVX512-BF16 or AMX")
@@ -85,7 +87,7 @@ def _asked_precision(asked: str, facts: HostFacts, device: str) -> Chosen[str]:
 
 
 def choose_zero_stage(
-    config: JobConfig, facts: HostFacts, model: ModelFacts, device: str, num_ranks: int
+    config: JobConfig, facts: HostFacts, model: ModelFacts, device: str, num_ranks: int, earlier: int | None = None
 ) -> Chosen[int]:
     """Stage 2 where weights fit on each card with room for activations; stage 3 where they do not.
 
@@ -93,6 +95,8 @@ def choose_zero_stage(
     """
     if config.deepspeed.stage != "auto":
         return Chosen(int(config.deepspeed.stage), "deepspeed.stage", by="job.yaml")
+    if earlier is not None:
+        return Chosen(earlier, "the run began with it", by="checkpoint")
     parameters = model.num_parameters
     gpus = visible(facts)
     if device == "cpu" or parameters is None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.config.models import JobConfig
+from launcher.errors import UserError
 
 
 def make_ds_config(config: JobConfig, *, zero_stage: int, device: str) -> dict[str, Any]:
     """`"auto"` values are filled in by Transformers from TrainingArguments, so that the two can never disagree."""
     if config.deepspeed.config is not None:
-        own: dict[str, Any] = json.loads(Path(config.deepspeed.config).read_text("utf-8"))
-        return own
+        return read_own(Path(config.deepspeed.config), config)
     zero: dict[str, Any] = {"stage": zero_stage}
     if zero_stage >= 1:
         zero.update(overlap_comm=device == "cuda", contiguous_gradients=True)
@@ -38,6 +39,44 @@ def make_ds_config(config: JobConfig, *, zero_stage: int, device: str) -> dict[s
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,
     }
+
+
+def read_own(path: Path, config: JobConfig) -> dict[str, Any]:
+    """The user's JSON. Raises UserError where it cannot be meant, or contradicts job.yaml's training section."""
+    try:
+        own = json.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"deepspeed: {path} cannot be read as JSON: {error}") from error
+    if not isinstance(own, dict):
+        raise UserError(f"deepspeed: {path} holds a {type(own).__name__} where an object is needed")
+    zero = own.get("zero_optimization", {})
+    if not isinstance(zero, dict) or zero.get("stage", 0) not in (0, 1, 2, 3):
+        raise UserError(f"deepspeed: {path}: zero_optimization must be an object with a stage of 0, 1, 2 or 3")
+    same = {
+        "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", 8),
+        "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),
+    }
+    for key, (training_key, default) in same.items():
+        wanted = config.training.get(training_key, default)
+        if key in own and own[key] not in ("auto", wanted):
+            raise UserError(
+                f"deepspeed: {path}: {key} is {own[key]!r}, but training.{training_key} is {wanted!r}. "
+                'Write "auto" in the JSON.'
+            )
+    return own
+
+
+def require_precision(own: Mapping[str, Any], precision: str) -> None:
+    """Raises UserError when the user's JSON switches on another precision than the plan's."""
+    for kind in ("bf16", "fp16"):
+        section = own.get(kind)
+        enabled = section.get("enabled") if isinstance(section, dict) else None
+        if (enabled is True and precision != kind) or (enabled is False and precision == kind):
+            raise UserError(
+                f"deepspeed: your JSON says {kind}.enabled: {str(enabled).lower()}, but the precision is "
+                f"{precision}. Write "
+                f'"auto" in the JSON, or precision: {kind} in job.yaml.'
+            )
 
 
 def stage_of(ds_config: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ _WATCHED_PREFIXES = (
 )
 
 # Left by an outer launcher or an earlier run; a rank that reads them would join the wrong group.
-_NEVER_PASSED_ON = (
+NEVER_PASSED_ON = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -111,6 +111,6 @@ def resolve_environment(
 def base_environ(variables: tuple[Variable, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """What all ranks and the fork server share: the process's environment, cleaned, with the resolved variables on
     top."""
-    result = {name: value for name, value in environ.items() if name not in _NEVER_PASSED_ON}
+    result = {name: value for name, value in environ.items() if name not in NEVER_PASSED_ON}
     result.update({variable.name: variable.value for variable in variables})
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from launcher.checkpoint.identity import run_identity
@@ -23,8 +24,8 @@ from launcher.plan.decisions import (
     require_methods_fit,
     static_bytes,
 )
-from launcher.plan.ds_config import make_ds_config, stage_of
-from launcher.plan.environment import Network, Variable, proposals, resolve_environment
+from launcher.plan.ds_config import make_ds_config, require_precision, stage_of
+from launcher.plan.environment import NEVER_PASSED_ON, Network, Variable, proposals, resolve_environment
 from launcher.plan.launch_files import deepspeed_env_text, hostfile_text
 from launcher.plan.model_facts import ModelFacts
 from launcher.platforms.detect import Place
@@ -56,19 +57,29 @@ class LaunchPlan:
 
 
 def make_plan(
-    job: LoadedJob, facts: HostFacts, model: ModelFacts, place: Place, network: Network, environ: Mapping[str, str]
+    job: LoadedJob,
+    facts: HostFacts,
+    model: ModelFacts,
+    place: Place,
+    network: Network,
+    environ: Mapping[str, str],
+    earlier: Mapping[str, Any] = MappingProxyType({}),
 ) -> LaunchPlan:
-    """Raises UserError or PreflightRefused for what cannot run; changes nothing."""
+    """Raises UserError or PreflightRefused for what cannot run; changes nothing.
+
+    `earlier` is the identity of the run's newest checkpoint: what was chosen automatically then stays as it is.
+    """
     config = job.config
     _refuse_what_comes_later(job, place)
     device = choose_device(facts)
     num_ranks = choose_num_ranks(config, facts, device.value)
     require_methods_fit(config, device.value, num_ranks.value, facts)
-    precision = choose_precision(config, facts, device.value)
-    zero_stage = choose_zero_stage(config, facts, model, device.value, num_ranks.value)
+    precision = choose_precision(config, facts, device.value, earlier.get("precision"))
+    zero_stage = choose_zero_stage(config, facts, model, device.value, num_ranks.value, earlier.get("deepspeed.stage"))
     ds_config = make_ds_config(config, zero_stage=zero_stage.value, device=device.value)
     if config.deepspeed.config is not None:
         zero_stage = Chosen(stage_of(ds_config), "your own DeepSpeed JSON", by="job.yaml")
+        require_precision(ds_config, precision.value)
     wanted = proposals(device.value, num_ranks.value, facts.cpu.num_usable, network, has_rdma=bool(facts.rdma))
     variables = resolve_environment(wanted, config.env, environ)
     forecast = (
@@ -92,7 +103,7 @@ def make_plan(
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
         memory_forecast_bytes=forecast,
-        notes=_asked_but_not_done(config),
+        notes=(*_asked_but_not_done(config), *_left_out(environ)),
     )
 
 
@@ -106,6 +117,12 @@ def _asked_but_not_done(config: JobConfig) -> tuple[str, ...]:
     if "memory" in config.checkpoint.model_fields_set and config.checkpoint.memory == "auto":
         notes.append("checkpoint.memory: checkpoints are on disk only in this version")
     return tuple(notes)
+
+
+def _left_out(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables of the environment that would break DeepSpeed's engine and are not passed on, with the reason."""
+    found = [name for name in environ if name in NEVER_PASSED_ON and name.startswith("ACCELERATE_")]
+    return tuple(f"{name} of the environment is not passed on: it would drop DeepSpeed" for name in sorted(found))
 
 
 def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
@@ -124,6 +141,12 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
             f"this version. "
             "Submit the job with one node."
         )
+    for name in config.env:
+        if name in NEVER_PASSED_ON or name.startswith("FTLAUNCH_"):
+            raise UserError(
+                f"{job.place('env.' + name)}: env.{name}: ftlaunch sets this for each rank and attempt; remove it"
+                + (" (a port: cluster.master_port)" if name == "MASTER_PORT" else "")
+            )
     if config.monitor.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             f"{job.place('monitor.tensorboard')}: monitor.tensorboard: the package is not installed: pip "

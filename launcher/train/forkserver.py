@@ -127,7 +127,6 @@ def fork_rank(request: dict[str, Any], *, link_fd: int, log_fd: int, agent_pid: 
 
 def _become_rank(request: dict[str, Any], *, link_fd: int, log_fd: int) -> NoReturn:
     """Take over environment, log and link, run, and leave without the server's exit handlers."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.environ.update(request["environ"])
@@ -148,7 +147,7 @@ def _become_rank(request: dict[str, Any], *, link_fd: int, log_fd: int) -> NoRet
 
 def run(spec_path: Path, link_fd: int) -> int:
     """One rank, with SIGTERM turned into a notice for the agent."""
-    from launcher.link import Link
+    from launcher.link import STOP_SIGNALS, Link
     from launcher.plan.spec import RankSpec
     from launcher.train.main import run_rank
 
@@ -158,7 +157,8 @@ def run(spec_path: Path, link_fd: int) -> int:
     # From C, so that it works while the interpreter waits in a collective: the agent hears of the signal, the rank
     # trains on
     # until the agreed step.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget_parent_signals)
     link.send("hello", pid=os.getpid())
@@ -166,9 +166,12 @@ def run(spec_path: Path, link_fd: int) -> int:
 
 
 def _forget_parent_signals() -> None:
-    """DataLoader workers and other children of a rank die of SIGTERM as usual."""
+    """DataLoader workers and other children of a rank die of these signals as usual."""
+    from launcher.link import STOP_SIGNALS
+
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

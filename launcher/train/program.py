@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from launcher.checkpoint.commit import commit_folder, staging_root
+from launcher.checkpoint.manifest import MANIFEST_NAME, parse_manifest
 from launcher.config.models import JobConfig
 from launcher.data.batches import Collator, RankBatchSampler, RankLoader, SampleDataset
-from launcher.data.encode import EncodedDataset, encode_dataset
+from launcher.data.encode import EncodedDataset, encode_dataset, plain_prompt
 from launcher.data.order import SampleOrder
-from launcher.data.records import read_records
+from launcher.data.records import Record, read_records
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
+from launcher.train.alive import Alive
 from launcher.train.card import model_card
 from launcher.train.resilience import Resilience, barrier, make_readable
 
@@ -45,12 +47,16 @@ class FineTuning:
     ) -> None:
         self.spec, self.config, self.place = spec, config, place
         self.link, self.phases = link, phases
+        self.alive = Alive(link)
+        self.data_digest = ""
         self.arguments, self.model, self.tokenizer = arguments, model, tokenizer
 
     def run(self) -> None:
         if self.config.data is None:
             raise UserError("data: is missing")
         train = self._encode(self.config.data.train)
+        self.data_digest = train.digest()
+        self._require_same_data()
         evaluation = self._encode(self.config.data.eval) if self.config.data.eval else None
         self._check_vocabulary(train)
         if self.spec.resume_from is None:
@@ -66,13 +72,31 @@ class FineTuning:
     def _encode(self, patterns: list[str] | tuple[str, ...]) -> EncodedDataset:
         data = self.config.data
         assert data is not None  # run() has checked
-        records = read_records(patterns, data.format, data.system_prompt)
+        records = self._told(read_records(patterns, data.format, data.system_prompt))
         encoded = encode_dataset(
             records, self.tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt
         )
         if encoded.num_truncated and self.place.rank == 0:
             log.warning("%d of %d samples were cut to %d tokens", encoded.num_truncated, len(encoded), data.max_length)
         return encoded
+
+    def _told(self, records: Iterator[Record]) -> Iterator[Record]:
+        for count, record in enumerate(records, start=1):
+            self.alive.tell("encoding data", "records", count)
+            yield record
+
+    def _require_same_data(self) -> None:
+        """Other data under the same path would continue with shifted sample numbers: some lost, some twice, all
+        silently."""
+        if self.spec.resume_from is None:
+            return
+        manifest = parse_manifest((Path(self.spec.resume_from) / MANIFEST_NAME).read_text("utf-8"))
+        if manifest.data_digest and manifest.data_digest != self.data_digest:
+            raise UserError(
+                f"data.train: the files (or the tokenizer) have changed since step {manifest.step} was saved; "
+                f"this run cannot "
+                "go on with other data. Restore them, or choose another output_dir."
+            )
 
     def _check_vocabulary(self, encoded: EncodedDataset) -> None:
         """A token id beyond the embedding is a device-side assert hours later; here it is one line now."""
@@ -118,6 +142,8 @@ class FineTuning:
         return Resilience(
             spec=self.spec,
             config=self.config,
+            alive=self.alive,
+            data_digest=self.data_digest,
             link=self.link,
             make_loader=make_loader,
             model=self.model,
@@ -160,9 +186,7 @@ class FineTuning:
             (staged / "README.md").write_text(model_card(self.spec, self.config, trainer), "utf-8")
             make_readable(staged)
             manifest = trainer.manifest(staged, kind="final")
-            if final.exists():
-                shutil.rmtree(final)
-            commit_folder(staged, final, manifest)
+            commit_folder(staged, final, manifest, replace=True)
         barrier()
         return final
 
@@ -189,7 +213,7 @@ def generate(model: Any, tokenizer: Any, question: str) -> str:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     else:
-        inputs = tokenizer(f"user: {question}\nassistant: ", return_tensors="pt")
+        inputs = tokenizer(plain_prompt(messages), return_tensors="pt")
     training = model.training
     model.eval()
     with torch.inference_mode():

@@ -9,14 +9,17 @@ Agreed saves are in `stop_request.py`; the argument for them is in docs/agreed-s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import transformers.trainer as trainer_module
@@ -24,6 +27,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from launcher.checkpoint.commit import commit_folder, prune, staging_root
+from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.checkpoint.manifest import Manifest, record_files
 from launcher.checkpoint.verify import missing_state
 from launcher.config.models import JobConfig
@@ -32,6 +36,7 @@ from launcher.data.order import GHOST
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import Drill, RankSpec
+from launcher.train.alive import Alive
 from launcher.train.stop_request import StopRequest
 from launcher.train.versions import stack_versions
 
@@ -82,6 +87,11 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             self.stopped_at = step
             control.should_save = True
             control.should_training_stop = True
+            control.should_evaluate = False  # the time until SIGKILL belongs to the save
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.stopped_at is not None:
+            control.should_evaluate = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.rank == 0 and logs and "loss" in logs:
@@ -113,6 +123,8 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         spec: RankSpec,
         config: JobConfig,
         link: Link,
+        alive: Alive,
+        data_digest: str,
         make_loader: Callable[[], RankLoader],
         **kwargs: Any,
     ) -> None:
@@ -121,6 +133,8 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.link = link
         self._make_loader = make_loader
         self._staging = False
+        self.alive = alive
+        self.data_digest = data_digest
         self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index)
         super().__init__(*args, **kwargs)
         self.add_callback(self.resilience)
@@ -133,6 +147,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         return self._make_loader()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        self.alive.tell(f"step {self.state.global_step + 1}", "micro-batches", self.alive.count + 1)
         ids = inputs.pop(SAMPLE_KEY).tolist()
         self.resilience.samples.extend(i for i in ids if i != GHOST)
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
@@ -140,6 +155,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(SAMPLE_KEY, None)
+        self.alive.tell("evaluation", "batches", self.alive.count + 1)
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     # -- engine and resume
@@ -171,6 +187,19 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.state.compute_steps(self.args, max_steps)
         return positions
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # The Trainer looks at max_steps only after a step: resumed at the planned end it would train one too many.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluation draws random numbers (loaders, dropout of some models); training must not notice, or a resume that
+        skips an evaluation would go on differently."""
+        with random_state_kept():
+            return super().evaluate(*args, **kwargs)
+
     # -- save ----------------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -195,7 +224,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         output_dir = self.spec.output_path
         staged = staging_root(output_dir) / f"checkpoint-{step}"
         make_readable(staged)
-        missing = missing_state(staged, step, self.args.world_size, zero_stage=self.spec.zero_stage)
+        missing = missing_state(
+            staged,
+            step,
+            self.args.world_size,
+            zero_stage=self.spec.zero_stage,
+            own_scheduler="scheduler" not in self.spec.ds_config,
+        )
         if missing:
             raise RuntimeError(f"the checkpoint of step {step} is not complete and was not committed: {missing}")
         manifest = self.manifest(staged, kind="checkpoint")
@@ -228,6 +263,9 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             samples_seen=self.samples_seen(),
             planned_steps=self.state.max_steps,
             plan={key: self.config.training.get(key) for key in ("max_steps", "num_train_epochs")},
+            training={key: self.config.training.get(key) for key in FROZEN_BY_STATE},
+            own_scheduler="scheduler" not in spec.ds_config,
+            data_digest=self.data_digest,
             versions=stack_versions(),
             files=record_files(folder),
         )
@@ -240,6 +278,21 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         epochs, steps = divmod(self.state.global_step, steps_per_epoch)
         in_epoch = min(steps * accumulation * order.places_per_batch, order.num_samples)
         return int(epochs * order.num_samples + in_epoch)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Python's, NumPy's and torch's random states (CPU and this rank's GPU) are the same after as before."""
+    python_state, numpy_state, cpu_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.random.set_rng_state(cpu_state)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state)
 
 
 def barrier() -> None:

@@ -114,20 +114,28 @@ def test_wait_for_ends_at_once_when_the_agent_is_gone(ends: tuple[Link, Link]) -
 def test_a_signal_to_a_rank_reaches_the_agent_through_the_same_socket() -> None:
     ours, theirs = pair()
     agent, rank = Link(ours), Link(theirs)
-    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    handler = signal.signal(signal.SIGHUP, lambda *_: None)
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     try:
         rank.send("step", step=1, samples=[])
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
         messages = agent.poll()
     finally:
         signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGUSR1, handler)
+        signal.signal(signal.SIGHUP, handler)
         agent.close()
         rank.close()
     assert messages[0]["kind"] == "step"
-    assert messages[1:] == [{"kind": "signal", "signal": int(signal.SIGUSR1)}] * 2
+    assert messages[1:] == [{"kind": "signal", "signal": int(signal.SIGHUP)}] * 2
+
+
+def test_signals_that_ask_for_nothing_do_not_reach_the_agent(ends: tuple[Link, Link]) -> None:
+    """Seen as a run that stopped at each epoch's end: set_wakeup_fd also reports SIGCHLD, which DataLoader handles."""
+    agent, rank = ends
+    os.write(rank.fileno(), bytes([signal.SIGCHLD]))
+    os.write(rank.fileno(), bytes([signal.SIGTERM]))
+    assert agent.poll() == [{"kind": "signal", "signal": int(signal.SIGTERM)}]
 
 
 def test_a_burst_waits_for_room_and_nothing_is_lost(ends: tuple[Link, Link]) -> None:

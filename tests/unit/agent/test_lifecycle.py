@@ -8,7 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher.agent.lifecycle import Action, Bound, Ending, KillGroup, Lifecycle, RankExit, Tell
+from launcher.agent.lifecycle import (
+    KILLED_WITHIN_S,
+    Action,
+    Bound,
+    Ending,
+    KillGroup,
+    Lifecycle,
+    RankExit,
+    Tell,
+)
 
 KILLED = RankExit(None, signal.SIGKILL, 0.0, killed_by_us=True)
 
@@ -101,13 +110,24 @@ def test_the_planned_end_reached_while_stopping_is_the_planned_end() -> None:
 def test_the_save_is_bounded_by_the_grace() -> None:
     life = training()
     life.on_stop_request("SIGTERM")
-    (kill,) = life.on_bound("grace")
+    kill, bound = life.on_bound("grace")
     assert isinstance(kill, KillGroup)
+    assert bound == Bound("killed", KILLED_WITHIN_S)
     assert "spot.grace_seconds" in kill.reason
     assert "25 s" in kill.reason
     for rank in range(2):
         life.on_exit(rank, KILLED)
     assert life.ending() is Ending.ABANDONED
+
+
+def test_a_rank_that_outlives_sigkill_is_named_instead_of_waited_for() -> None:
+    life = training()
+    life.on_exit(0, KILLED)
+    assert life.killing
+    assert life.undead == ()
+    assert list(life.on_bound("killed")) == []
+    assert life.undead == (1,)
+    assert not life.over
 
 
 def test_one_rank_that_did_not_save_makes_the_stop_an_abandoned_one() -> None:

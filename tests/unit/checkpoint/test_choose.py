@@ -14,7 +14,7 @@ from launcher.checkpoint.choose import choose_checkpoint, set_aside
 from launcher.checkpoint.commit import commit_folder
 from launcher.checkpoint.manifest import MANIFEST_NAME
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
-from launcher.errors import UserError
+from launcher.errors import PreflightRefused, UserError
 from tests.unit.checkpoint.checkpoint_folders import IDENTITY, contents, manifest_of, save, stage, state_files
 
 Damage = Callable[[Path], object]
@@ -200,7 +200,7 @@ def test_another_job_in_the_same_folder_names_every_key_that_differs(tmp_path: P
 def test_another_world_size_is_refused_with_the_one_that_works(tmp_path: Path) -> None:
     save(tmp_path, 10, world_size=2)
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=r"saved by 2 ranks and this start has 4.*nproc_per_node: 2"):
+    with pytest.raises(PreflightRefused, match=r"saved by 2 ranks and this start has 4.*where 2 ranks run"):
         choose_checkpoint(tmp_path, IDENTITY, 4)
     assert contents(tmp_path) == before
 

@@ -78,5 +78,7 @@ def test_full_training_has_no_adapter_in_its_identity() -> None:
     assert not [key for key in identity({"method": "full"}) if key.startswith("lora.")]
 
 
-def test_a_key_that_only_one_side_knows_differs_unless_it_is_null() -> None:
-    assert differences({"a": 1, "b": None}, {"c": 2}) == [("a", 1, None), ("c", None, 2)]
+def test_a_key_that_only_one_side_knows_is_not_compared() -> None:
+    """A newer ftlaunch records more: a run in progress must survive the upgrade."""
+    assert differences({"a": 1, "b": 2}, {"b": 2, "c": 3}) == []
+    assert differences({"a": 1, "b": 2}, {"b": 3, "c": 3}) == [("b", 2, 3)]
