@@ -14,12 +14,14 @@ from launcher.checkpoint.choose import choose_checkpoint
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
+from launcher.config.models import ClusterConfig
 from launcher.errors import UserError
 from launcher.host.facts import HostFacts, read_host_facts
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts, read_model_facts
 from launcher.plan.network import choose_network
-from launcher.platforms.detect import detect_place, refuse_nesting
+from launcher.platforms.detect import Asked, detect_place, refuse_nesting
+from launcher.platforms.outside import real_outside
 from launcher.preflight.checks import run_checks
 from launcher.preflight.finding import Finding
 from launcher.preflight.inputs import PreflightInputs
@@ -57,7 +59,7 @@ def prepare(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
     refuse_nesting(environ)
     job = load_job(config, overrides, environ)
     check_inputs(job, write=write)
-    place = detect_place(environ)
+    place = detect_place(environ, asked_of(job.config.cluster), real_outside())
     facts = read_host_facts(Path(job.config.output_dir), environ)
     model = read_model_facts(job.config.model.path) if job.config.model else ModelFacts(source="none")
     plan = make_plan(
@@ -79,6 +81,18 @@ def earlier_identity(output_dir: Path) -> Mapping[str, Any]:
         if manifest is not None:
             return manifest.identity
     return {}
+
+
+def asked_of(cluster: ClusterConfig) -> Asked:
+    """What job.yaml says about the cluster, without what is only a default."""
+    fewest, most = cluster.min_nodes, cluster.max_nodes
+    given = "nodes" in cluster.model_fields_set
+    return Asked(
+        num_nodes=(most if fewest == most else (fewest, most)) if given else None,
+        hosts=tuple(cluster.hosts),
+        num_ranks_per_node=None if cluster.nproc_per_node == "auto" else cluster.nproc_per_node,
+        master_port=cluster.master_port,
+    )
 
 
 def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:

@@ -63,7 +63,7 @@ def command(prepared: Prepared) -> str:
 def render(prepared: Prepared) -> Iterator[str]:
     job, plan = prepared.job, prepared.plan
     yield f"{job.path} (configuration {job.sha})"
-    evidence = ", ".join(f"{name}={value}" for name, value in plan.place.evidence)
+    evidence = plan.place.shown_evidence
     yield f"platform: {plan.place.platform}" + (f" ({evidence})" if evidence else "")
     yield ""
     yield "decided"

@@ -134,11 +134,10 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
         )
     if config.cluster.max_nodes > 1 or len(config.cluster.hosts) > 1:
         raise NotInThisVersion(f"{job.path}: cluster: more than one node is not in this version")
-    if place.num_nodes > 1:
-        evidence = ", ".join(f"{name}={value}" for name, value in place.evidence)
+    if place.max_nodes > 1 or place.node_rank is None:
         raise NotInThisVersion(
-            f"{place.platform} has started {place.num_nodes} nodes ({evidence}); more than one node is not in "
-            f"this version. "
+            f"{place.platform} has started {place.shown_nodes} nodes ({place.shown_evidence}); more than one node is "
+            f"not in this version. "
             "Submit the job with one node."
         )
     for name in config.env:

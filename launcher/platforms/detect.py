@@ -1,123 +1,176 @@
-"""Which platform started this process, how many nodes it counts, and which variables say so.
+"""Where am I: which platform started this process, how many nodes it counts, and which variables say so.
 
-A new platform is one row of `PLATFORMS`. Names and meanings are from the platforms' own documents and operators, see
-docs/platforms.md; the traps: DLC and KubeDL count *nodes* in WORLD_SIZE, Kubeflow's PyTorchJob v1 counts *processes*
-there.
+Invariant: a place is never guessed. job.yaml wins over the platform; where job.yaml and the platform, or two platforms,
+contradict each other, both are named and nothing starts. The table is in `table.py`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
 from launcher.errors import UserError
+from launcher.platforms.nesting import refuse_nesting
+from launcher.platforms.nodelist import read_hostfile
+from launcher.platforms.place import Asked, Outside, Place, Sight, show_nodes
+from launcher.platforms.readers import index_of_this_machine
+from launcher.platforms.row import Platform
+from launcher.platforms.table import BY_HAND, PLATFORMS
+
+__all__ = ["PLATFORMS", "Asked", "Outside", "Place", "Platform", "detect_place", "refuse_nesting"]
+
+ONE_MACHINE = "one machine"
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-@dataclass(frozen=True)
-class Platform:
-    """`nodes_from`, `rank_from` name the variables that hold node count and node index."""
+def detect_place(environ: Mapping[str, str], asked: Asked | None = None, outside: Outside | None = None) -> Place:
+    """The place of this process. Raises UserError where it is not certain, with both readings and the way out.
 
-    name: str
-    matches: Callable[[Mapping[str, str]], bool]
-    signs: tuple[str, ...]
-    nodes_from: str | None = None
-    rank_from: str | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """What was found: `platform`, and the variables (name, value) that say so."""
-
-    platform: str
-    num_nodes: int
-    node_rank: int
-    evidence: tuple[tuple[str, str], ...]
+    `outside` gives access to files and names; without it only the environment is looked at.
+    """
+    sight = Sight(environ, asked or Asked(), outside or Outside())
+    place = _listed(sight) if sight.asked.hosts or sight.asked.hostfile else _found(sight)
+    return _with_what_is_asked(place, sight.asked)
 
 
-def _is_dlc(env: Mapping[str, str]) -> bool:
-    hostname = env.get("HOSTNAME", "")
-    named = re.match(r"^(dlc|train)[0-9a-z]+-(master|worker)-\d+$", hostname) is not None
-    return named and "WORLD_SIZE" in env and ("KUBERNETES_CONTAINER_RESOURCE_GPU" in env or "NPROC_PER_NODE" in env)
-
-
-PLATFORMS: tuple[Platform, ...] = (
-    Platform(
-        "PAI-DLC",
-        _is_dlc,
-        ("HOSTNAME", "KUBERNETES_CONTAINER_RESOURCE_GPU", "NPROC_PER_NODE", "WORLD_SIZE", "RANK"),
-        nodes_from="WORLD_SIZE",
-        rank_from="RANK",
-    ),
-    Platform(
-        "Kubeflow (PET_*)",
-        lambda env: "PET_NNODES" in env,
-        ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"),
-        nodes_from="PET_NNODES",
-        rank_from="PET_NODE_RANK",
-    ),
-    Platform(
-        "KubeDL PyTorchJob",
-        lambda env: "KUBERNETES_SERVICE_HOST" in env and env.get("PYTHONUNBUFFERED") == "0" and "WORLD_SIZE" in env,
-        ("KUBERNETES_SERVICE_HOST", "PYTHONUNBUFFERED", "WORLD_SIZE", "RANK"),
-        nodes_from="WORLD_SIZE",
-        rank_from="RANK",
-    ),
-    Platform(
-        "Slurm",
-        lambda env: "SLURM_JOB_ID" in env and "SLURM_NODEID" in env,
-        ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NODEID"),
-        nodes_from="SLURM_NNODES",
-        rank_from="SLURM_NODEID",
-    ),
-)
-
-
-def refuse_nesting(environ: Mapping[str, str]) -> None:
-    """ftlaunch starts ranks itself; inside a rank of another launcher every rank would start ranks of its own."""
-    launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else None
-    if launcher is None and "LOCAL_RANK" in environ and "CROSS_SIZE" in environ:
-        launcher = "deepspeed"
-    if launcher:
-        raise UserError(
-            f"this process is a rank of {launcher} (LOCAL_RANK={environ.get('LOCAL_RANK', '?')}): ftlaunch "
-            f"would start ranks inside "
-            f"a rank. Run `ftlaunch --config ...` itself as the job's command, once per node, instead of "
-            f"`{launcher} ... ftlaunch`."
-        )
-
-
-def detect_place(environ: Mapping[str, str]) -> Place:
-    """The first platform whose signs are all there; one plain machine otherwise."""
-    for platform in PLATFORMS:
-        if platform.matches(environ):
-            evidence = tuple((name, environ[name]) for name in platform.signs if name in environ)
-            return Place(
-                platform.name,
-                num_nodes=_number(environ, platform.nodes_from, 1),
-                node_rank=_number(environ, platform.rank_from, 0),
-                evidence=evidence,
+def _found(sight: Sight) -> Place:
+    rows = [row for row in PLATFORMS if row.is_here(sight.environ)]
+    places = [row.place(sight) for row in rows]
+    for place in places[1:]:
+        if (place.num_nodes, place.node_rank) != (places[0].num_nodes, places[0].node_rank):
+            raise UserError(
+                f"two platforms are recognised, and they disagree: {_said(places[0])}; {_said(place)}. Unset the "
+                f"variables of the one that is not meant, or name the hosts in cluster.hosts."
             )
-    _refuse_the_unknown(environ)
-    return Place("one machine", 1, 0, ())
-
-
-def _refuse_the_unknown(environ: Mapping[str, str]) -> None:
-    """A world that no known platform explains: every node would start a run of its own in the same folder."""
-    world_size = environ.get("WORLD_SIZE", "")
-    if world_size.isdigit() and int(world_size) > 1:
+    place = places[0] if places else _unknown(sight)
+    if place.node_rank is not None and place.node_rank >= place.max_nodes:
         raise UserError(
-            f"WORLD_SIZE={world_size} is set, but no platform that ftlaunch knows is recognised: it may count "
-            f"nodes (DLC, KubeDL) "
-            "or processes (Kubeflow PyTorchJob). If this is one machine by itself, unset WORLD_SIZE and RANK; "
-            "docs/platforms.md lists the variables that are looked for."
+            f"{place.platform} ({place.shown_evidence}): this would be node {place.node_rank}, counted from 0, "
+            f"of {place.max_nodes}: one of the two is wrong"
         )
+    _refuse_contradiction(place, sight.asked)
+    return place
 
 
-def _number(environ: Mapping[str, str], name: str | None, default: int) -> int:
-    if name is None or name not in environ:
-        return default
-    text = environ[name].split(":")[-1]
-    if not text.isdigit():
-        raise UserError(f"the platform's variable {name} is {environ[name]!r}; a number is expected")
-    return int(text)
+def _said(place: Place) -> str:
+    which = "a launcher" if place.node_rank is None else f"node {place.node_rank}"
+    return f"{place.platform} says {which} of {place.shown_nodes} ({place.shown_evidence})"
+
+
+def _unknown(sight: Sight) -> Place:
+    """A world that no known platform explains: every node would start a run of its own in the same folder."""
+    environ, asked = sight.environ, sight.asked.num_nodes
+    world_size = environ.get("WORLD_SIZE", "")
+    if asked is not None and asked != 1:
+        if BY_HAND.is_here(environ):
+            return BY_HAND.place(sight)
+        raise UserError(
+            f"cluster.nodes asks for {show_nodes(asked)} nodes, but no platform that ftlaunch knows is recognised, and "
+            f"job.yaml names no hosts. Write cluster.hosts: [HOST, ...]; or set MASTER_ADDR and NODE_RANK in each "
+            f"node's environment. docs/platforms.md lists the variables that are looked for."
+        )
+    if world_size.isdigit() and int(world_size) > 1 and asked is None:
+        raise UserError(
+            f"WORLD_SIZE={world_size} is set, but no platform that ftlaunch knows is recognised: it may count nodes "
+            f"(DLC, KubeDL) or processes (Kubeflow PyTorchJob). If this is one machine by itself, unset WORLD_SIZE and "
+            f"RANK, or write cluster.nodes: 1; if it is one of several nodes, write their number there. "
+            f"docs/platforms.md lists the variables that are looked for."
+        )
+    return Place(ONE_MACHINE, 1, 0)
+
+
+def _refuse_contradiction(place: Place, asked: Asked) -> None:
+    """What job.yaml asks for wins where the platform can give it. Else some nodes would wait for others that never
+    come, or start a run of their own."""
+    if asked.num_nodes is None or place.platform in (ONE_MACHINE, BY_HAND.name):
+        return
+    fewest, most = asked.num_nodes if isinstance(asked.num_nodes, tuple) else (asked.num_nodes, asked.num_nodes)
+    if fewest <= place.max_nodes <= most:
+        return
+    raise UserError(
+        f"{place.platform} has started {place.shown_nodes} nodes ({place.shown_evidence}), cluster.nodes asks for "
+        f"{show_nodes(asked.num_nodes)}. Submit the job with as many nodes as cluster.nodes says, or leave "
+        f"cluster.nodes out: then the platform's number counts."
+    )
+
+
+def _with_what_is_asked(place: Place, asked: Asked) -> Place:
+    evidence = place.evidence
+    if asked.num_nodes is not None and not place.hosts and place.platform != ONE_MACHINE:
+        evidence = (*evidence, ("cluster.nodes", show_nodes(asked.num_nodes)))
+    return replace(
+        place,
+        evidence=evidence,
+        num_nodes=place.num_nodes if asked.num_nodes is None else asked.num_nodes,
+        num_ranks_per_node=asked.num_ranks_per_node or place.num_ranks_per_node,
+        master_port=asked.master_port or place.master_port,
+    )
+
+
+# -- hosts that job.yaml names -----------------------------------------------------------------------------------------
+
+
+def _listed(sight: Sight) -> Place:
+    asked = sight.asked
+    hosts, slots = asked.hosts, None
+    evidence: tuple[tuple[str, str], ...] = (("cluster.hosts", ", ".join(hosts)),)
+    if asked.hostfile is not None:
+        text = sight.outside.read_text(asked.hostfile)
+        if text is None:
+            raise UserError(f"the hostfile {asked.hostfile} cannot be read")
+        lines = read_hostfile(text, asked.hostfile)
+        listed = tuple(host for host, _ in lines)
+        if hosts and hosts != listed:
+            raise UserError(
+                f"cluster.hosts names {', '.join(hosts)}, the hostfile {asked.hostfile} names {', '.join(listed)}. "
+                f"Keep one of the two."
+            )
+        counts = {count for _, count in lines}
+        hosts, slots = listed, counts.pop() if len(counts) == 1 else None
+        evidence = (("hostfile", asked.hostfile),)
+    addresses = tuple(host.rpartition("@")[2] for host in hosts)
+    rank = _own_index(addresses, sight)
+    if rank is None:
+        _refuse_a_stranger(addresses, sight)
+    return Place(
+        platform="cluster.hosts" if asked.hostfile is None else "hostfile",
+        num_nodes=len(hosts),
+        node_rank=rank,
+        num_ranks_per_node=slots,
+        master_addr=addresses[0],
+        hosts=hosts,
+        evidence=evidence,
+    )
+
+
+def _own_index(addresses: tuple[str, ...], sight: Sight) -> int | None:
+    if len(addresses) > 1 and (loops := _HERE.intersection(addresses)):
+        raise UserError(
+            f"cluster.hosts names {', '.join(sorted(loops))}, which is another machine on each of them: write an "
+            f"address that the others reach"
+        )
+    here = sight.names | (_HERE if len(addresses) == 1 else frozenset())
+    index = index_of_this_machine(addresses, here)
+    if index is not None:
+        return index
+    resolved = sight.outside.resolve(addresses)
+    own = here - _HERE
+    mine = [index for index, host in enumerate(addresses) if host in own or resolved.get(host, frozenset()) & own]
+    if len(mine) > 1:
+        raise UserError(
+            f"cluster.hosts: {' and '.join(addresses[index] for index in mine)} are both this machine; name each "
+            f"machine once"
+        )
+    return mine[0] if mine else None
+
+
+def _refuse_a_stranger(addresses: tuple[str, ...], sight: Sight) -> None:
+    """A head outside the list is right on bare machines; a platform that starts every node would have many heads."""
+    for row in PLATFORMS:
+        if row.is_here(sight.environ):
+            seen = ", ".join(f"{name}={value}" for name, value in row.evidence(sight.environ))
+            raise UserError(
+                f"this machine ({', '.join(sorted(sight.names))}) is none of cluster.hosts ({', '.join(addresses)}), "
+                f"but {row.name} has started it ({seen}). Remove cluster.hosts: then the platform's nodes count; or "
+                f"name this machine there."
+            )

@@ -17,7 +17,9 @@ import pytest
 from launcher.cli.main import COMMANDS, build_parser
 from launcher.config.load import load_job
 from launcher.errors import ExitCode
-from launcher.platforms.detect import PLATFORMS
+from launcher.platforms.nesting import OUTER_LAUNCHERS
+from launcher.platforms.row import Platform
+from launcher.platforms.table import BY_HAND, PLATFORMS
 from launcher.preflight.checks import CHECKS
 
 if sys.version_info >= (3, 11):
@@ -216,12 +218,18 @@ def test_preflight_names_every_check() -> None:
     assert ids == [*CHECKS, "check.skip"]
 
 
-def test_platforms_names_every_platform_and_its_variables() -> None:
+@pytest.mark.parametrize("platform", [*PLATFORMS, BY_HAND], ids=lambda platform: str(platform.name))
+def test_platforms_names_every_platform_its_variables_and_its_source(platform: Platform) -> None:
     text = (ROOT / "docs" / "platforms.md").read_text("utf-8")
-    for platform in PLATFORMS:
-        row = next(line for line in text.splitlines() if line.startswith(f"| {platform.name.split(' (')[0]}"))
-        assert f"`{platform.nodes_from}`" in row
-        assert f"`{platform.rank_from}`" in row
+    assert re.search(rf"^\| {re.escape(platform.name)} \|", text, re.MULTILINE)
+    section = text.split(f"### {platform.name}\n")[1].split("\n#")[0]
+    assert [name for name in platform.names if f"`{name}" not in section] == []
+    assert f"[{platform.certainty.value}] {platform.source}" in section
+
+
+def test_platforms_names_what_says_that_ftlaunch_is_nested() -> None:
+    text = (ROOT / "docs" / "platforms.md").read_text("utf-8")
+    assert [name for outer in OUTER_LAUNCHERS for name in outer.all_of if f"`{name}`" not in text] == []
 
 
 def _emitted() -> dict[str, set[str]]:
@@ -274,7 +282,7 @@ def _script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["gen_job_docs", "gen_fault_docs"])
+@pytest.mark.parametrize("name", ["gen_job_docs", "gen_fault_docs", "gen_platform_docs"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     script = _script(name)
     assert script.TARGET.read_text("utf-8") == script.page(), f"run: python scripts/{name}.py"

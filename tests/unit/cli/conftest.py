@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.platforms.detect import PLATFORMS
+from launcher.platforms.nesting import OUTER_LAUNCHERS
+from launcher.platforms.table import BY_HAND, PLATFORMS
 from tests.nvml import nvml_folder
 
 __all__ = ["nvml_folder"]
@@ -18,8 +19,9 @@ __all__ = ["nvml_folder"]
 REPOSITORY = Path(__file__).parents[3]
 JOB = "output_dir: run\nmodel: {path: owner/model}\ndata: {train: train.jsonl}\n"
 # What this machine may bring along and what would change an answer.
-_NOT_FROM_HERE = {"FTLAUNCH_SET", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "CROSS_SIZE"}
-_NOT_FROM_HERE |= {name for platform in PLATFORMS for name in platform.signs} - {"HOSTNAME"}
+_NOT_FROM_HERE = {"FTLAUNCH_SET", "CUDA_VISIBLE_DEVICES"}
+_NOT_FROM_HERE |= {name for launcher in OUTER_LAUNCHERS for name in launcher.all_of}
+_NOT_FROM_HERE |= {name for platform in (*PLATFORMS, BY_HAND) for name in platform.names} - {"HOSTNAME"}
 
 
 @pytest.fixture(autouse=True)

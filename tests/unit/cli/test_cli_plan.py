@@ -77,6 +77,32 @@ def test_the_same_on_one_card_of_a_mixed_node(nvml_folder: Path, program: Progra
     assert program("plan", "--config", job("precision: bf16\n"), environ=environ).returncode == 0
 
 
+# -- where it runs -----------------------------------------------------------------------------------------------------
+
+ON_DLC = {"HOSTNAME": "dlc1a-master-0", "WORLD_SIZE": "1", "RANK": "0", "NPROC_PER_NODE": "8", "MASTER_PORT": "23456"}
+
+
+def test_the_platform_and_the_variables_that_say_so(program: Program, job: Job) -> None:
+    place = json.loads(program("plan", "--config", job(), "--json", environ=ON_DLC).stdout)["place"]
+    assert (place["platform"], place["num_nodes"], place["node_rank"]) == ("PAI-DLC PyTorchJob", 1, 0)
+    assert (place["num_ranks_per_node"], place["master_port"]) == (8, 23456)
+    assert dict(place["evidence"]) == ON_DLC
+    text = program("plan", "--config", job(), environ=ON_DLC).stdout
+    shown = ", ".join(f"{name}={value}" for name, value in place["evidence"])
+    assert f"platform: PAI-DLC PyTorchJob ({shown})\n" in text
+
+
+def test_job_yaml_and_a_platform_that_contradict_each_other(program: Program, job: Job) -> None:
+    """Only what is written counts: the default of cluster.nodes contradicts nothing."""
+    environ = {**ON_DLC, "WORLD_SIZE": "2"}
+    done = program("plan", "--config", job(), "--set", "cluster.nodes=1", environ=environ)
+    assert done.returncode == 2
+    assert "has started 2 nodes" in done.stderr
+    assert "cluster.nodes asks for 1" in done.stderr
+    done = program("plan", "--config", job(), environ=environ)
+    assert "cluster.nodes asks for" not in done.stderr
+
+
 # -- what a plan is ----------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from launcher.plan.spec import Drill, RankSpec
 from launcher.platforms.detect import Place
 from tests.unit.plan.plan_inputs import config, host, loaded
 
-ONE = Place("one machine", 1, 0, ())
+ONE = Place("one machine", 1, 0)
 MODEL = ModelFacts("/m", "llama", 1_000_000_000)
 
 
@@ -110,7 +110,7 @@ def test_what_is_not_in_this_version_is_said_not_ignored(more: dict[str, Any], k
 
 def test_nodes_that_the_platform_started_are_not_left_idle() -> None:
     with pytest.raises(NotInThisVersion, match=r"Slurm has started 2 nodes \(SLURM_NNODES=2\)"):
-        plan(place=Place("Slurm", 2, 0, (("SLURM_NNODES", "2"),)))
+        plan(place=Place("Slurm", 2, 0, evidence=(("SLURM_NNODES", "2"),)))
 
 
 # -- network -----------------------------------------------------------------------------------------------------------
