@@ -49,8 +49,7 @@ in `ftlaunch/incidents/<utc>-<class>/` of the output folder; cause and remedy ar
 | `stop` | stops with exit code 1: a rerun would meet the same fault |
 
 Several entries of one class are the same fault with different remedies. "Named only as a consequence": the class is the
-verdict only when no log shows what came before. `<...>` stands for what the log says. Remedies may name commands that
-are [not in this version](commands/later.md).
+verdict only when no log shows what came before. `<...>` stands for what the log says.
 """
 
 

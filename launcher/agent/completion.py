@@ -58,5 +58,7 @@ def finished_already(
     final = read_final(output_dir, hashes=hashes)
     if final is None or final.planned_steps is None or final.step < final.planned_steps:
         return None
-    same_length = all(training.get(key) == value for key, value in final.plan.items())
+    wanted_steps = training.get("max_steps")
+    beyond = isinstance(wanted_steps, int) and 0 < wanted_steps <= final.step
+    same_length = beyond or all(training.get(key) == value for key, value in final.plan.items())
     return final if same_length and not differences(final.identity, identity) else None

@@ -6,13 +6,16 @@ standstill and a watchdog above may rely on it.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import IO, TextIO
 
 _PROGRESS_EVERY_S = 10.0
-_BAR_CELLS = 24
+_REDRAW_EVERY_S = 0.1
+_BAR_CELLS = 16
 _MIRROR_BYTES = 1 << 20  # of a rank's log, at most, each time
 _LONGEST_LINE = 1 << 16  # an unfinished line beyond this is shown in pieces
 _OWN_INFO = " ftlaunch.rank INFO "  # what the agent shows itself, from the same rank's messages
@@ -41,7 +44,8 @@ class Console:
     def progress(self, step: int, max_steps: int | None, loss: float | None, seconds_per_step: float | None) -> None:
         """Called when a step was finished: a redrawn bar on a terminal, a line now and then elsewhere."""
         now = time.monotonic()
-        if not self.tty and now - self._last_progress_s < _PROGRESS_EVERY_S and step != max_steps:
+        pause_s = _REDRAW_EVERY_S if self.tty else _PROGRESS_EVERY_S
+        if now - self._last_progress_s < pause_s and step != max_steps:
             return
         self._last_progress_s = now
         parts = [f"step {step}" + (f"/{max_steps}" if max_steps else "")]
@@ -57,6 +61,8 @@ class Console:
             return
         filled = int(_BAR_CELLS * step / max_steps) if max_steps else 0
         bar = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}]"
+        room = shutil.get_terminal_size().columns - len("ftlaunch  ") - len(bar) - 1
+        text = text[: max(0, room)]  # a wrapped bar would scroll instead of being redrawn
         self._write(f"\r\x1b[2K{self._paint('36', 'ftlaunch')} {bar} {text}")
         self._bar_shown = True
 
@@ -98,7 +104,7 @@ class Console:
             self._bar_shown = False
 
     def _paint(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.tty else text
+        return f"\x1b[{code}m{text}\x1b[0m" if self.tty and not os.environ.get("NO_COLOR") else text
 
 
 def _duration(seconds: float) -> str:

@@ -99,6 +99,7 @@ class IncidentRecorder:
         if incident.verdict is None:
             console.say(f"error: {incident.message}")
             return
+        self._complete_summary(incident, decision, console)
         what = (
             "starts again"
             if decision.action is Action.RESTART
@@ -106,6 +107,16 @@ class IncidentRecorder:
         )
         console.block(screen(incident.verdict, f"{what}: {decision.reason}"))
         console.say(f"evidence: {incident.bundle}" if incident.bundle else self._bundle_trouble)
+
+    def _complete_summary(self, incident: Incident, decision: Decision, console: Console) -> None:
+        """The bundle is written before the decision is taken; what was decided belongs into the ticket as well."""
+        if incident.bundle is None:
+            return
+        try:
+            with (incident.bundle / "summary.md").open("a", encoding="utf-8") as stream:
+                stream.write(f"\n**ftlaunch**: {decision.action.value}: {decision.reason}\n")
+        except OSError as error:
+            console.say(f"summary.md could not be completed: {error}")
 
     def _rank_evidence(self, lifecycle: Lifecycle, process: RankProcess) -> RankEvidence:
         exit_ = process.exit
@@ -136,6 +147,14 @@ class IncidentRecorder:
 
     def _record(self, verdict: Verdict, ranks: Sequence[RankEvidence], extra: dict[str, Any]) -> Incident:
         utc = utc_now().strftime("%Y%m%dT%H%M%S.%fZ")
+        versions = self._host_facts.get("versions", {})
+        extra["about"] = {
+            "time": utc,
+            "host": str(self._host_facts.get("hostname", "")),
+            "output_dir": str(self._root.parent.parent),
+            "attempt": str(extra.get("generation", "")),
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        }
         bundle: Path | None = None
         try:
             bundle = write_bundle(

@@ -15,7 +15,6 @@ from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
 from launcher.config.models import ClusterConfig
-from launcher.errors import UserError
 from launcher.host.facts import HostFacts, read_host_facts
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts, read_model_facts
@@ -33,21 +32,21 @@ class Prepared:
     facts: HostFacts
     plan: LaunchPlan
     findings: tuple[Finding, ...]
+    overrides: tuple[str, ...] = ()
 
     @property
     def output_dir(self) -> Path:
         return Path(self.job.config.output_dir)
 
     def resume_preview(self) -> str:
-        """What a start would continue from, in words. Looks only, and compares sizes, not contents: a start does
-        both."""
+        """What a start would continue from, in words. Looks only, and compares sizes, not contents: a start does both.
+
+        Raises UserError or PreflightRefused where the output folder holds what this start cannot continue.
+        """
         config, plan = self.job.config, self.plan
         if finished_already(self.output_dir, plan.identity, config.training, hashes=False) is not None:
             return "nothing left to do: this run has reached its planned end"
-        try:
-            choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value, hashes=False)
-        except UserError as error:
-            return f"refused: {error}"
+        choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value, hashes=False)
         refused = "".join(f"; {v.path.name} refused: {v.reason}" for v in choice.refused)
         if choice.taken is None:
             return f"from the beginning{refused}"
@@ -71,7 +70,7 @@ def prepare(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
         environ,
         earlier_identity(Path(job.config.output_dir)),
     )
-    return Prepared(job, facts, plan, run_checks(preflight_inputs(job, facts, plan, environ)))
+    return Prepared(job, facts, plan, run_checks(preflight_inputs(job, facts, plan, environ)), tuple(overrides))
 
 
 def earlier_identity(output_dir: Path) -> Mapping[str, Any]:
@@ -93,6 +92,9 @@ def asked_of(cluster: ClusterConfig) -> Asked:
         num_ranks_per_node=None if cluster.nproc_per_node == "auto" else cluster.nproc_per_node,
         master_port=cluster.master_port,
     )
+
+
+_FIXED_BYTES = 16 * 2**20  # of a checkpoint: tokenizer, random states, scripts, trainer state
 
 
 def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:
@@ -127,7 +129,7 @@ def _disk_needed(method: str, plan: LaunchPlan, *, keep: int) -> int | None:
     if parameters is None:
         return None
     trained = parameters if method == "full" else parameters // 100
-    return (keep + 1) * 14 * trained + 2 * trained
+    return (keep + 1) * (14 * trained + _FIXED_BYTES) + 2 * trained
 
 
 def _host_memory_needed(plan: LaunchPlan) -> int | None:

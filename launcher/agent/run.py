@@ -92,7 +92,8 @@ def _run_job(
         supervisor = _supervisor(prepared, past, events, console, environ, signals)
         exit_code = supervisor.run()
         summary = summarise(output_dir, supervisor.progress, started_at_step=supervisor.started_at_step)
-        console.block(render_summary(summary, exit_code, output_dir))
+        if exit_code not in (ExitCode.WRONG_INPUT, ExitCode.REFUSED):  # then there is one thing to read: the error
+            console.block(render_summary(summary, exit_code, output_dir))
         return RunResult(exit_code, summary)
 
 

@@ -31,6 +31,8 @@ class RunSummary:
 
 def summarise(output_dir: Path, progress: Progress, *, started_at_step: int) -> RunSummary:
     manifest = read_final(output_dir, hashes=False)
+    if manifest is not None and manifest.step < progress.best_step:
+        manifest = None  # an earlier end, which this start was to train beyond
     counted = count_samples(
         effective_samples(read_samples(output_dir), up_to_step=progress.best_step), progress.steps_per_epoch or 1 << 62
     )

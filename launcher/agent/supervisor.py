@@ -219,7 +219,8 @@ class Supervisor:
         if ending is Ending.STOPPED:
             return self._stopped(f"all ranks saved at step {self._lifecycle.save_at}")
         latest = newest_step(self.settings.output_dir)
-        return self._stopped(f"no save at an agreed step; the latest checkpoint is of step {latest}")
+        kept = f"the latest checkpoint is of step {latest}" if latest else "there is no checkpoint yet"
+        return self._stopped(f"no save at an agreed step; {kept}")
 
     def _stopped(self, what: str) -> tuple[ExitCode, str]:
         reason = f"stopped by {self._stop_source}: {what}; the same command continues the run"

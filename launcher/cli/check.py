@@ -14,6 +14,7 @@ from launcher.preflight.table import render_table
 
 def main(options: argparse.Namespace) -> int:
     prepared = prepare(options.config, options.set, os.environ, write=False)
+    prepared.resume_preview()  # a folder that a start would refuse is refused here as well
     refused = worst(prepared.findings) is Severity.ERROR
     if options.json:
         findings = [finding.to_json(os.environ) for finding in prepared.findings]

@@ -24,14 +24,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "schema": ("launcher.cli.schema", "JSON Schema of job.yaml, for editors"),
     "prepare": (LATER, "tokenise and check the data once (not in this version)"),
-    "diagnose": (LATER, "cause, evidence and remedy from logs (not in this version)"),
-    "status": (LATER, "where a run stands (not in this version)"),
+    "diagnose": ("launcher.cli.diagnose", "cause, proof and remedy from logs, a run folder or an incident bundle"),
+    "status": ("launcher.cli.status", "where a run stands, live or afterwards"),
+    "checkpoints": ("launcher.cli.checkpoints", "the checkpoints, which are whole, which one a start resumes from"),
     "report": (LATER, "one page: where every second of the run went (not in this version)"),
-    "checkpoints": (LATER, "the checkpoints and which are whole (not in this version)"),
     "submit": (LATER, "submit to DLC, Kubernetes or Slurm (not in this version)"),
 }
 _WITH_JOB = ("run", "check", "plan", "prepare", "submit")
-_WITH_JSON = ("run", "check", "plan", "schema")
+_WITH_JSON = ("run", "check", "plan", "schema", "diagnose", "status", "checkpoints")
 
 EPILOG = """\
 exit codes:
@@ -48,13 +48,14 @@ The same job.yaml and output_dir continue the same run. Languages: FTLAUNCH_LANG
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ftlaunch",
+        usage="ftlaunch --config JOB.YAML [--set KEY=VALUE ...] [--json]\n       ftlaunch COMMAND ...",
         description="Fine-tune language models on machines that come and go.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ftlaunch {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog="ftlaunch")
     for name, (_, line) in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line, allow_abbrev=False)
         if name in _WITH_JOB:
@@ -68,6 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
             )
         elif name != "schema":
             command.add_argument("paths", nargs="*", type=Path, metavar="PATH")
+        if name == "checkpoints":
+            command.add_argument(
+                "--verify", action="store_true", help="compare contents, not only sizes (reads every byte)"
+            )
         if name in _WITH_JSON:
             command.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return parser
@@ -82,6 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
+    if arguments[0].endswith((".yaml", ".yml")):
+        parser.error(f"a job is given with --config: ftlaunch --config {arguments[0]}")
+    misplaced = [argument for argument in arguments[1:] if argument in COMMANDS]
+    if arguments[0] == "run" and misplaced and (argv is None or "run" not in argv):
+        parser.error(f"the command comes first: ftlaunch {misplaced[0]} --config ...")
     options, unknown = parser.parse_known_args(arguments)
     # Commands of later versions take options that are not built yet; they answer before anyone looks at those.
     if unknown and COMMANDS[options.command][0] != LATER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,7 +58,9 @@ def shown(variable: Mapping[str, str]) -> str:
 
 
 def command(prepared: Prepared) -> str:
-    return f"ftlaunch --config {prepared.job.path}"
+    """What to run on each node, ready to be pasted."""
+    overrides = [part for override in prepared.overrides for part in ("--set", override)]
+    return shlex.join(["ftlaunch", "--config", str(prepared.job.path), *overrides])
 
 
 def render(prepared: Prepared) -> Iterator[str]:

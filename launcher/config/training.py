@@ -96,6 +96,7 @@ _LOWER_BOUNDS: Mapping[str, tuple[float, bool]] = {
     "per_device_eval_batch_size": (1, True),
     "gradient_accumulation_steps": (1, True),
     "num_train_epochs": (0, False),
+    "max_steps": (-1, True),
     "learning_rate": (0, True),
     "warmup_steps": (0, True),
     "weight_decay": (0, True),
@@ -203,6 +204,8 @@ def _fits(key: str, value: object) -> bool:
 
 
 def _above_bound(key: str, value: float) -> bool:
+    if key == "max_steps" and value == 0:  # -1 leaves the length to the epochs; the Trainer would make one step of 0
+        return False
     bound, inclusive = _LOWER_BOUNDS.get(key, (-math.inf, True))
     return value > bound or (inclusive and value == bound)
 

@@ -70,7 +70,7 @@ def read_records(patterns: Sequence[str], data_format: str, system_prompt: str |
 def parse_record(raw: bytes, data_format: str, *, source: str, line: int, system_prompt: str | None = None) -> Record:
     where = f"{source}:{line}"
     try:
-        fields = json.loads(raw.decode("utf-8-sig"))
+        fields = json.loads(raw.decode("utf-8-sig").rstrip("\r\n"))
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: not UTF-8 ({error.reason} at byte {error.start}); convert the file to UTF-8"

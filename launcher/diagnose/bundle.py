@@ -69,7 +69,10 @@ def write_bundle(
     """
     folder = _new_folder(root, f"{utc.replace(':', '').replace('/', '-')}-{verdict.cls}")
     _write(folder / "verdict.json", _json(verdict.to_json()))
-    _write(folder / "summary.md", summary(verdict, ranks, str((extra or {}).get("decision", ""))))
+    _write(
+        folder / "summary.md",
+        summary(verdict, ranks, str((extra or {}).get("decision", "")), (extra or {}).get("about")),
+    )
     _write(folder / "environment.json", _json(redact_environ(environ)))
     _write(folder / "host.json", _json({"facts": dict(host_facts), "nodes": [vars(n) for n in nodes], **(extra or {})}))
     budget = (MAX_BUNDLE_BYTES - _RESERVED_BYTES) // max(1, len(ranks) + 1)
@@ -82,12 +85,16 @@ def write_bundle(
     return folder
 
 
-def summary(verdict: Verdict, ranks: Sequence[RankEvidence], decision: str) -> str:
-    """The screen and how each rank ended, as Markdown for a ticket."""
+def summary(
+    verdict: Verdict, ranks: Sequence[RankEvidence], decision: str, about: Mapping[str, str] | None = None
+) -> str:
+    """The screen, how each rank ended, and what the run was (`about`), as Markdown for a ticket."""
     ends = [f"- rank {r.rank}{f' ({r.node})' if r.node else ''}: {_end(r)}" for r in _culprit_first(ranks, verdict)]
     if len(ends) > _MAX_OTHER_RANKS:
         ends = [*ends[:_MAX_OTHER_RANKS], "- " + _MORE.format(num=len(ends) - _MAX_OTHER_RANKS).pick()]
     lines = ["```", screen(verdict, decision).rstrip("\n"), "```", "", f"**{_RANKS.pick()}**", "", *ends]
+    if about:
+        lines += ["", *(f"- {name}: {value}" for name, value in about.items())]
     return redact_text("\n".join(lines)) + "\n"
 
 

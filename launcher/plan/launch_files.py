@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.diagnose.redact import is_secret_name
+from launcher.diagnose.redact import is_secret_name, redact_text
 from launcher.errors import UserError
 from launcher.plan.environment import Variable
 
@@ -28,12 +28,13 @@ def deepspeed_env_text(variables: Sequence[Variable]) -> str:
     """`NAME=value` lines, nothing else: DeepSpeed 0.19 splits every line at `=`; a blank line or a comment makes it
     raise.
 
-    Values with a line break cannot be written and are refused. Secrets (by their name) are left out: the file lies in
-    the output folder.
+    Values with a line break cannot be written and are refused. Secrets (by name, or a password in a URL) are left
+    out: the file lies in the output folder.
     """
     lines = []
     for variable in variables:
-        if variable.name in _NOT_FOR_OTHER_NODES or is_secret_name(variable.name):
+        secret = is_secret_name(variable.name) or redact_text(variable.value) != variable.value
+        if variable.name in _NOT_FOR_OTHER_NODES or secret:
             continue
         if "\n" in variable.value or "\r" in variable.value:
             raise UserError(f"env.{variable.name} holds a line break, which .deepspeed_env cannot carry")

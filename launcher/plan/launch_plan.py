@@ -103,7 +103,7 @@ def make_plan(
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
         memory_forecast_bytes=forecast,
-        notes=(*_asked_but_not_done(config), *_left_out(environ)),
+        notes=(*_asked_but_not_done(config), *_left_out(environ), *_slow(facts, device.value, precision.value)),
     )
 
 
@@ -117,6 +117,12 @@ def _asked_but_not_done(config: JobConfig) -> tuple[str, ...]:
     if "memory" in config.checkpoint.model_fields_set and config.checkpoint.memory == "auto":
         notes.append("checkpoint.memory: checkpoints are on disk only in this version")
     return tuple(notes)
+
+
+def _slow(facts: HostFacts, device: str, precision: str) -> tuple[str, ...]:
+    if device == "cpu" and precision == "bf16" and not facts.cpu.flags_bf16:
+        return ("precision: bf16 is emulated on this CPU (no AVX512-BF16, no AMX): many times slower than fp32",)
+    return ()
 
 
 def _left_out(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -65,7 +65,8 @@ def decide(
             ExitCode.STOPPED,
         )
     delay_s = 0.0 if fruitless == 0 else backoff_s * 2 ** (fruitless - 1)
-    reason = f"{last.fault_class} does not come from the job; " + (
+    what = "what ended the rank" if last.fault_class == "unknown" else last.fault_class
+    reason = f"{what} does not come from the job; " + (
         "the attempt made progress"
         if fruitless == 0
         else f"{fruitless} of {max_without_progress} restarts without a new step"

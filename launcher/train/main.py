@@ -46,7 +46,7 @@ def run_rank(spec: RankSpec, link: Link) -> int:
         _train(spec, config, place, link)
     except UserError as error:
         link.send("user_error", message=str(error))
-        print(f"ftlaunch: error: {error}", file=sys.stderr, flush=True)
+        log.info("error: %s", error)  # in this rank's log; the agent shows it once for all
         return int(error.exit_code)
     return 0
 

@@ -158,8 +158,8 @@ class FineTuning:
         state = trainer.state
         if state.global_step < state.max_steps:
             raise RuntimeError(f"the Trainer stopped by itself at step {state.global_step} of {state.max_steps}")
-        self.phases.enter("evaluating")
         if evaluation is not None and self.arguments.eval_strategy == "no":
+            self.phases.enter("evaluating")
             trainer.evaluate()
         self._answer("tuned")
         self.phases.enter("writing final")

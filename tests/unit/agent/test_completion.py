@@ -109,11 +109,18 @@ def test_the_same_job_again_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "training", [{"max_steps": 200}, {"max_steps": 100, "num_train_epochs": 3}, {}], ids=["longer", "epochs", "default"]
+    "training", [{"max_steps": 200}, {"num_train_epochs": 3}, {}], ids=["longer", "epochs", "default"]
 )
 def test_another_length_is_work_to_do(tmp_path: Path, training: dict[str, object]) -> None:
     finished_run(tmp_path)
     assert finished_already(tmp_path, IDENTITY, training) is None
+
+
+@pytest.mark.parametrize("training", [{"max_steps": 60}, {"max_steps": 100, "num_train_epochs": 3}])
+def test_a_length_that_is_reached_already_is_no_work(tmp_path: Path, training: dict[str, object]) -> None:
+    """max_steps wins over epochs, in Transformers too."""
+    finished_run(tmp_path)
+    assert finished_already(tmp_path, IDENTITY, training) is not None
 
 
 def test_another_job_is_not_finished_by_this_result(tmp_path: Path) -> None:

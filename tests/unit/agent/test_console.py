@@ -91,7 +91,7 @@ def test_a_line_wipes_the_bar_of_a_terminal_first() -> None:
     stream = Terminal()
     console = Console(stream)
     console.progress(12, 24, 1.0, 1.0)
-    assert "[" + "#" * 12 + "." * 12 + "]" in stream.getvalue()
+    assert "[" + "#" * 8 + "." * 8 + "]" in stream.getvalue()
     console.say("a checkpoint was saved")
     assert "\r\x1b[2K" in stream.getvalue().partition("left")[2]
 

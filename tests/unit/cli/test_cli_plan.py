@@ -129,13 +129,13 @@ def test_a_plan_does_not_touch_a_run_that_is_there(
     assert tree(tmp_path) == before
 
 
-def test_a_folder_of_another_run_is_said_and_is_no_traceback(
+def test_a_folder_of_another_run_is_refused_as_a_start_would(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path / "run", 10)
-    resume = planned(job(), capsys)["resume"]
-    assert resume.startswith("refused: ")
-    assert "holds another run" in resume
+    for command in ("plan", "check"):
+        assert main([command, "--config", str(job())]) == 2
+        assert "holds another run" in capsys.readouterr().err
 
 
 def test_no_training_stack_is_imported(job: Job) -> None:
