@@ -74,9 +74,9 @@ def _run_job(
         done = finished_already(output_dir, prepared.plan.identity, job_config.training)
         if done is not None:
             console.say(
-                f"nothing left to do: this run has reached its planned end at step {done.step}; the result is "
-                f"in {output_dir / 'final'}. "
-                "To train longer raise training.max_steps or num_train_epochs; to begin anew choose another output_dir."
+                f"nothing left to do: this run has reached its planned end at step {done.step}; the result is in "
+                f"{output_dir / 'final'}. To train longer raise training.max_steps or num_train_epochs; to begin anew "
+                "choose another output_dir."
             )
             return RunResult(ExitCode.FINISHED)
         _preflight(prepared, events, console, environ)
@@ -84,8 +84,7 @@ def _run_job(
         plan = prepared.plan
         console.say(
             f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, "
-            f"ZeRO-{plan.zero_stage.value}, "
-            f"{job_config.method}; output in {output_dir}"
+            f"ZeRO-{plan.zero_stage.value}, {job_config.method}; output in {output_dir}"
         )
         for note in plan.notes:
             console.say(f"note: {note}")

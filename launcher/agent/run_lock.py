@@ -75,9 +75,8 @@ class RunLock:
         found = re.fullmatch(r"pid (\d+) on (\S+)", holder)
         if found and found[2] == socket.gethostname() and Path(f"/proc/{found[1]}").exists():
             raise UserError(
-                f"{self._path.parent.parent} is in use by another ftlaunch ({holder}). Two runs in one folder "
-                f"would overwrite "
-                "each other's checkpoints: stop the other one, or choose another output_dir."
+                f"{self._path.parent.parent} is in use by another ftlaunch ({holder}). Two runs in one folder would "
+                "overwrite each other's checkpoints: stop the other one, or choose another output_dir."
             )
 
     def __exit__(

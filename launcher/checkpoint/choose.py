@@ -68,9 +68,7 @@ def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any
         )
     if manifest.world_size != world_size:
         raise PreflightRefused(
-            f"{path} was saved by {manifest.world_size} ranks and this start has {world_size}. Resuming with "
-            f"another number of "
-            f"ranks is not in this version: start where {manifest.world_size} ranks run "
-            f"(cluster.nproc_per_node), or choose "
-            "another output_dir to begin anew."
+            f"{path} was saved by {manifest.world_size} ranks and this start has {world_size}. Resuming with another "
+            f"number of ranks is not in this version: start where {manifest.world_size} ranks run "
+            "(cluster.nproc_per_node), or choose another output_dir to begin anew."
         )

@@ -67,9 +67,8 @@ def encode_record(record: Record, tokenizer: Any, *, train_on_prompt: bool) -> t
     prompt = _template_ids(tokenizer, messages[:-1], add_generation_prompt=True)
     if full[: len(prompt)] != prompt:
         raise DataError(
-            f"{record.source}:{record.line}: the tokenizer's chat template renders the prompt differently once "
-            f"the answer is there, "
-            "so the answer's place is unknown; use data.train_on_prompt: true or another template"
+            f"{record.source}:{record.line}: the tokenizer's chat template renders the prompt differently once the "
+            "answer is there, so the answer's place is unknown; use data.train_on_prompt: true or another template"
         )
     return full, [IGNORED_LABEL] * len(prompt) + full[len(prompt) :]
 

@@ -75,9 +75,9 @@ def _asked_precision(asked: str, facts: HostFacts, device: str) -> Chosen[str]:
         lacking = [gpu for gpu in visible(facts) if not gpu.has_bf16]
         if lacking:
             raise PreflightRefused(
-                f"precision: bf16, but {_names(lacking)} has compute capability {_capability(lacking)} and "
-                f"computes no bf16 "
-                "(it would be emulated). Use precision: auto (fp16 here), or GPUs with capability 8.0 or more."
+                f"precision: bf16, but {_names(lacking)} has compute capability {_capability(lacking)} and computes "
+                "no bf16 (it would be emulated). Use precision: auto (fp16 here), or GPUs with capability 8.0 or "
+                "more."
             )
     if asked == "fp16" and device == "cpu":
         raise PreflightRefused(

@@ -143,8 +143,7 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
     if place.max_nodes > 1 or place.node_rank is None:
         raise NotInThisVersion(
             f"{place.platform} has started {place.shown_nodes} nodes ({place.shown_evidence}); more than one node is "
-            f"not in this version. "
-            "Submit the job with one node."
+            "not in this version. Submit the job with one node."
         )
     for name in config.env:
         if name in NEVER_PASSED_ON or name.startswith("FTLAUNCH_"):

@@ -60,8 +60,7 @@ def decide(
         return Decision(
             Action.STOP,
             f"{fruitless} attempts in a row failed with {steps} (restart.max_without_progress is "
-            f"{max_without_progress}); "
-            "the cause is outside this job: run it again, best on another node",
+            f"{max_without_progress}); the cause is outside this job: run it again, best on another node",
             ExitCode.STOPPED,
         )
     delay_s = 0.0 if fruitless == 0 else backoff_s * 2 ** (fruitless - 1)

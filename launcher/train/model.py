@@ -94,8 +94,7 @@ def _with_adapter(model: Any, spec: RankSpec, config: JobConfig) -> Any:
         leaves = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m).__name__.endswith("Linear")})
         raise UserError(
             f"lora.target_modules {targets!r} names no module of this model. Its linear modules are: "
-            f"{', '.join(leaves)}. "
-            "Use some of these, or `auto`."
+            f"{', '.join(leaves)}. Use some of these, or `auto`."
         ) from error
 
 

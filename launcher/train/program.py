@@ -93,9 +93,8 @@ class FineTuning:
         manifest = parse_manifest((Path(self.spec.resume_from) / MANIFEST_NAME).read_text("utf-8"))
         if manifest.data_digest and manifest.data_digest != self.data_digest:
             raise UserError(
-                f"data.train: the files (or the tokenizer) have changed since step {manifest.step} was saved; "
-                f"this run cannot "
-                "go on with other data. Restore them, or choose another output_dir."
+                f"data.train: the files (or the tokenizer) have changed since step {manifest.step} was saved; this "
+                "run cannot go on with other data. Restore them, or choose another output_dir."
             )
 
     def _check_vocabulary(self, encoded: EncodedDataset) -> None:
@@ -108,9 +107,9 @@ class FineTuning:
         largest = int(encoded.input_ids.max())
         if largest >= vocabulary:
             raise UserError(
-                f"data: token id {largest} is beyond the model's vocabulary of {vocabulary}: tokenizer and "
-                f"model do not belong "
-                "together. Use the tokenizer of this very model (model.path), or a model whose embedding was resized."
+                f"data: token id {largest} is beyond the model's vocabulary of {vocabulary}: tokenizer and model do "
+                "not belong together. Use the tokenizer of this very model (model.path), or a model whose embedding "
+                "was resized."
             )
 
     def _trainer(self, train: EncodedDataset, evaluation: EncodedDataset | None) -> Resilience:

@@ -158,17 +158,15 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.alive.tell("evaluation", "batches", self.alive.count + 1)
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    # -- engine and resume
-    # --------------------------------------------------------------------------------------------------------
+    # -- engine and resume ---------------------------------------------------------------------------------------------
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         started = time.monotonic()
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not isinstance(self.model_wrapped, DeepSpeedEngine):
             raise UserError(
-                "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when "
-                "ACCELERATE_USE_CPU is set. "
-                "Unset the ACCELERATE_* variables of the image and of `env`."
+                "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when ACCELERATE_USE_CPU "
+                "is set. Unset the ACCELERATE_* variables of the image and of `env`."
             )
         if resume_from_checkpoint is not None:
             self.link.send(
