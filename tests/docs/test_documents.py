@@ -302,3 +302,11 @@ def test_both_readmes_say_the_same() -> None:
     for language in ("sh", "yaml", "text"):
         blocks = [[_without_comments(block) for block in _blocks(path, language)] for path in READMES]
         assert blocks[0] == blocks[1]
+
+
+def test_the_example_jobs_are_valid() -> None:
+    """Their paths are the reader's; everything else must be right as it stands."""
+    examples = sorted((ROOT / "configs").glob("*.yaml"))
+    assert len(examples) >= 4
+    for path in examples:
+        assert load_job(path, [], {}).config.method in ("lora", "qlora", "full"), path
