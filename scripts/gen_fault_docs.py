@@ -48,6 +48,8 @@ in `ftlaunch/incidents/<utc>-<class>/` of the output folder; cause and remedy ar
 | `adjust:WHAT` | stops with exit code 1 and shows the remedy; changing WHAT by itself comes later |
 | `stop` | stops with exit code 1: a rerun would meet the same fault |
 
+`adjust:master_port` is retried: every attempt has a port of its own.
+
 Several entries of one class are the same fault with different remedies. "Named only as a consequence": the class is the
 verdict only when no log shows what came before. `<...>` stands for what the log says.
 """

@@ -60,16 +60,23 @@ NOTES: Mapping[str, str] = {
     "cluster.nodes": "Later: more than 1 is refused",
     "cluster.hosts": "Later: more than one host is refused",
     "cluster.interface": "`auto` is the loopback on one node",
-    "cluster.master_port": "Used by the first attempt of a start; every later attempt takes a new free port",
+    "cluster.master_port": "Used by the first attempt of a start, refused when it is taken; every later attempt takes "
+    "a new free port",
     "cluster.nproc_per_node": "1 on a machine without GPU",
     "restart.hang_seconds": "Later: a number is refused; a rank that hangs ends with `training.ddp_timeout`",
-    "restart.adjust": "Later: no effect; an out-of-memory error stops the run with exit code 1",
+    "restart.adjust": "Later: no effect, which a start says where the key is given; an out-of-memory error stops the "
+    "run with exit code 1",
     "spot.notice": "Later: no effect; SIGTERM, SIGINT and SIGHUP are always heeded",
     "monitor.tensorboard": "Needs the package `tensorboard`; files are in `runs/` below output_dir",
     "monitor.prometheus_port": "Later: anything but 0 is refused",
-    "deepspeed.stage": "`auto`: 2 where it fits 70 % of the smallest card, else 3; see [sizing.md](sizing.md)",
+    "deepspeed.stage": "`auto`: 2 where it fits 70 % of the smallest card, else 3 ([sizing.md](sizing.md)); a run that "
+    "continues keeps its stage",
+    "deepspeed.config": "Checked before the start: micro-batch, accumulation and precision must agree with job.yaml, "
+    'or be `"auto"`',
+    "precision": "A run that continues keeps its precision",
     "lora.target_modules": "`auto`: the linear layers of the blocks of a known model type, else `all-linear`",
-    "env": "Numbers are taken as written; true, false and null are refused, because what a program wants is not known",
+    "env": "Refused are names that ftlaunch sets for each rank (`RANK`, `WORLD_SIZE`, `MASTER_PORT`, `FTLAUNCH_*`, "
+    "...) and true, false and null, because what a program wants is not known; numbers are taken as written",
     "drill.kill": "See [drills.md](drills.md)",
     "model": "Required in this version",
     "data": "Required in this version",
@@ -89,9 +96,17 @@ A start continues the run in `output_dir` when these agree with the newest whole
 `model.gguf_file`, `model.revision`, `method`, `data.train` (as resolved paths), `data.format`, `data.max_length`,
 `data.train_on_prompt`, `data.system_prompt`, the ZeRO stage, the precision, the `lora` section (not with
 `method: full`), the `qlora` section (with `method: qlora`), and of `training`: `seed`, `data_seed`,
-`per_device_train_batch_size`, `gradient_accumulation_steps`, `optim`. A difference, or another number of ranks, is an
-error (exit code 2) that lists old and new values; nothing is overwritten. Everything else may change between two
-starts, for example `training.max_steps`, to train longer.
+`per_device_train_batch_size`, `gradient_accumulation_steps`, `optim`. A difference is an error (exit code 2) that lists
+old and new values; nothing is overwritten. Another number of ranks ends with exit code 3: start where as many ranks
+run, or choose another output_dir. `ftlaunch plan` and `ftlaunch check` say both beforehand.
+
+- `precision: auto` and `deepspeed.stage: auto` stay what they were at the first start, also on another kind of machine.
+- The data is compared by content: when the encoded training data (files, template, tokenizer) is not what the
+  checkpoint was trained on, the start ends with exit code 2.
+- `learning_rate`, `lr_scheduler_type`, `lr_scheduler_kwargs`, `warmup_steps`, `weight_decay`, `adam_beta1`,
+  `adam_beta2` and `adam_epsilon` live on in the saved optimizer and schedule: a new value has no effect, which the
+  start says.
+- Everything else may change between two starts, for example `training.max_steps`, to train longer.
 """
 
 
