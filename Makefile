@@ -54,7 +54,7 @@ clean:  ## remove what the verbs have made
 	rm -rf $(VENV) dist runs .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 # torch first and by itself: the others would each bring a torch of their own choice.
 $(VENV)/.torch: constraints.txt | $(BIN)/python

@@ -5,6 +5,7 @@ Exit codes are a contract with schedulers; see `docs/exit-codes.md`.
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 
 
@@ -17,6 +18,17 @@ class ExitCode(IntEnum):
     REFUSED = 3  # preflight refused the node or the cluster
     STOPPED = 138  # stopped from outside; progress is saved; run again
     STOPPED_143 = 143  # the same, where `spot.exit_code: 143` asks for it
+
+
+# What another node, or a little later, may not meet: full or broken storage, a server that does not answer.
+_PASSING_TROUBLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, None}
+)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether running again (elsewhere, later) can help; a missing permission or folder stays what it is."""
+    return error.errno in _PASSING_TROUBLE
 
 
 class UserError(Exception):
@@ -34,7 +46,9 @@ class PreflightRefused(UserError):  # noqa: N818 - an outcome, not a defect
 class LockedElsewhere(UserError):  # noqa: N818 - an outcome, not a defect
     """Another machine holds the output folder, or its lock has not been released yet: worth another try later."""
 
-    exit_code: int = ExitCode.STOPPED
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.STOPPED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class NotInThisVersion(UserError):  # noqa: N818 - an outcome, not a defect

@@ -3,7 +3,6 @@ status."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,26 @@ from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 def proof_of_completion(output_dir: Path) -> str | None:
     """None when it is proven; else what is missing.
 
-    Needed: `final/` is whole; its manifest says step == planned steps; the newest checkpoint is whole, of that step,
-    and the trainer's own state in it says the same.
+    Needed: `final/` is whole and its manifest's step has reached the planned steps; the newest checkpoint is whole, of
+    that step, and the trainer's own state in it says that many steps were made. (A planned end that was lowered below a
+    checkpoint's step counts as reached.)
     """
     final = read_final(output_dir)
     if final is None:
         return f"{output_dir / 'final'} is not there or not whole"
     if final.planned_steps is None or final.step < final.planned_steps:
         return f"final/ is of step {final.step} of {final.planned_steps}"
+    return _missing_of_last_checkpoint(output_dir, final.step)
+
+
+def _missing_of_last_checkpoint(output_dir: Path, final_step: int) -> str | None:
     checkpoints = list_checkpoints(output_dir)
-    if not checkpoints or checkpoints[0][0] != final.step:
-        return f"the last checkpoint is not of step {final.step}"
+    if not checkpoints or checkpoints[0][0] != final_step:
+        return f"the last checkpoint is not of step {final_step}"
     step, path = checkpoints[0]
+    # Whole includes that trainer_state.json was written by the trainer at this very step.
     verification = verify_checkpoint(path, step, hashes=False)
-    if verification.manifest is None:
-        return f"{path.name}: {verification.reason}"
-    state = json.loads((path / "trainer_state.json").read_text("utf-8"))
-    if state["global_step"] < state["max_steps"]:
-        return f"trainer_state.json says step {state['global_step']} of {state['max_steps']}"
-    return None
+    return None if verification.whole else f"{path.name}: {verification.reason}"
 
 
 def read_final(output_dir: Path, *, hashes: bool = True) -> Manifest | None:
@@ -57,6 +57,8 @@ def finished_already(
     """The manifest of `final/` when this very job has nothing left to do; None when it is to be (further) trained."""
     final = read_final(output_dir, hashes=hashes)
     if final is None or final.planned_steps is None or final.step < final.planned_steps:
+        return None
+    if _missing_of_last_checkpoint(output_dir, final.step) is not None:
         return None
     wanted_steps = training.get("max_steps")
     beyond = isinstance(wanted_steps, int) and 0 < wanted_steps <= final.step

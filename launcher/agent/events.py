@@ -41,19 +41,25 @@ class AppendedLines:
     def append(self, record: dict[str, Any]) -> None:
         text = json.dumps(record, ensure_ascii=False, default=str)
         self._kept.append(text.encode("utf-8", "backslashreplace") + b"\n")
+        self._write_kept()
+
+    def _write_kept(self) -> None:
         try:
             while self._kept:
                 written = os.write(self._fd, self._kept[0])
                 if written < len(self._kept[0]):  # the disk became full within the line: end it, write it whole later
-                    self._kept.appendleft(b"\n")
+                    self._kept[0] = b"\n" if written == len(self._kept[0]) - 1 else b"\n" + self._kept[0]
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._kept.popleft()
             self.trouble = ""
         except OSError as error:
             self.trouble = f"{self.path}: {error.strerror}"
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """Try once more; the number of lines that could not be written."""
+        self._write_kept()
         os.close(self._fd)
+        return len(self._kept)
 
 
 def _last_byte(path: Path) -> bytes:

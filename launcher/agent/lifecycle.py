@@ -82,7 +82,10 @@ Action = Tell | KillGroup | Bound
 
 SETTLE_AFTER_ERROR_S = 1.0  # the others' own tracebacks are evidence: which exception came first, and on which ranks
 SETTLE_AFTER_SIGNAL_S = 0.0  # a killed rank leaves the others in a collective, where they have nothing to add
-KILLED_WITHIN_S = 15.0  # a process that outlives SIGKILL this long hangs in a driver or on a dead file system
+# A process that outlives SIGKILL this long hangs in a driver or on a dead file system; freeing hundreds of GiB of
+# pinned
+# memory takes tens of seconds, too.
+KILLED_WITHIN_S = 120.0
 
 
 class Lifecycle:

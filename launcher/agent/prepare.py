@@ -14,7 +14,7 @@ from launcher.checkpoint.choose import choose_checkpoint
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
-from launcher.config.models import ClusterConfig
+from launcher.config.models import ClusterConfig, JobConfig
 from launcher.host.facts import HostFacts, read_host_facts
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts, read_model_facts
@@ -109,7 +109,7 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         master_addr=plan.network.master_addr,
         master_port=port,
         port_free=port_is_free(plan.network.master_addr, port) if port is not None else None,
-        disk_needed_bytes=_disk_needed(config.method, plan, keep=config.checkpoint.keep),
+        disk_needed_bytes=_disk_needed(config, plan),
         memory_needed_bytes=_host_memory_needed(plan),
         env={**environ, **config.env},
         skip=tuple(config.check.skip),
@@ -119,8 +119,10 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
     )
 
 
-def _disk_needed(method: str, plan: LaunchPlan, *, keep: int) -> int | None:
-    """Bytes of `keep` checkpoints, one more that is being written, and `final/`.
+def _disk_needed(config: JobConfig, plan: LaunchPlan) -> int | None:
+    """Bytes that are still to be written: `keep` checkpoints, one more that is being written, and `final/`, less what
+    an
+    earlier start of this run has written already.
 
     14 bytes a parameter for full training (16-bit weights and fp32 Adam states, docs/sizing.md); an adapter has about
     1 %.
@@ -128,16 +130,24 @@ def _disk_needed(method: str, plan: LaunchPlan, *, keep: int) -> int | None:
     parameters = plan.model.num_parameters
     if parameters is None:
         return None
-    trained = parameters if method == "full" else parameters // 100
-    return (keep + 1) * (14 * trained + _FIXED_BYTES) + 2 * trained
+    trained = parameters if config.method == "full" else parameters // 100
+    one_checkpoint = 14 * trained + _FIXED_BYTES
+    there = sum(
+        manifest.total_bytes
+        for step, path in list_checkpoints(Path(config.output_dir))
+        if (manifest := verify_checkpoint(path, step, hashes=False).manifest) is not None
+    )
+    # Beside those that are there a new one is always written before an old one is pruned.
+    return max(one_checkpoint, (config.checkpoint.keep + 1) * one_checkpoint - there) + 2 * trained
 
 
 def _host_memory_needed(plan: LaunchPlan) -> int | None:
-    """Bytes of host memory: every rank reads the weights once; without GPUs everything lives there."""
+    """Bytes of host memory. Without GPUs everything lives there; with them the weights are mapped from files, which the
+    ranks of a node share, and each rank has its own copy of what it moves at a time (a GiB is generous)."""
     parameters = plan.model.num_parameters
     if parameters is None:
         return None
     if plan.device.value == "cpu":
         bytes_each = 4 if plan.precision.value == "fp32" else 2
         return plan.num_ranks.value * max(parameters * bytes_each, plan.memory_forecast_bytes or 0)
-    return plan.num_ranks.value * 2 * parameters
+    return 2 * parameters + plan.num_ranks.value * 2**30

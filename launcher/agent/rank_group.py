@@ -17,7 +17,7 @@ from launcher.agent.console import Console
 from launcher.agent.event_loop import EventLoop
 from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readiness
 from launcher.agent.generation import RankProcess, contract
-from launcher.agent.lifecycle import RankExit
+from launcher.agent.lifecycle import KILLED_WITHIN_S, RankExit
 from launcher.agent.warden import Warden
 from launcher.link import Link, Message
 from launcher.process import carriers_of, descendants, kill_all, sessions_of
@@ -177,12 +177,14 @@ class RankGroup:
             process.kill()
         return bool(running)
 
-    def kill_and_wait(self) -> None:
-        """End ranks of a generation that never got going."""
-        self.kill()
-        deadline = time.monotonic() + _KILL_BOUND_S
-        while any(process.exit is None for process in self.processes) and time.monotonic() < deadline:
+    def wait_for_the_killed(self) -> None:
+        """After `kill`, for ranks of a generation that never got going: until they have ended, or are said to be
+        stuck."""
+        deadline = time.monotonic() + KILLED_WITHIN_S
+        while running := [process.pid for process in self.processes if process.exit is None]:
             self._loop.wait()
+            if time.monotonic() > deadline:
+                raise OSError(f"processes {running} do not die of SIGKILL (stuck in a driver or on a dead file system)")
 
     def close(self) -> None:
         """After the last rank has ended: end its left-over children and forget the generation."""

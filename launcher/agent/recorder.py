@@ -75,7 +75,9 @@ class RunRecorder:
                 self.console.say("records are written again")
 
     def close(self) -> None:
-        self._samples.close()
+        num_lost = self._samples.close()
+        if num_lost:
+            self.console.say(f"{num_lost} sample records could not be written: {self._samples.path}")
 
     def _step(self, rank: int, message: Message) -> None:
         step = int(message["step"])

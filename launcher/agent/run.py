@@ -25,7 +25,7 @@ from launcher.agent.summary import RunSummary, render_summary, summarise
 from launcher.agent.supervisor import RunSettings, Supervisor
 from launcher.config.models import JobConfig
 from launcher.diagnose.redact import redact_environ
-from launcher.errors import ExitCode, PreflightRefused
+from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass
 from launcher.plan.environment import base_environ
 from launcher.plan.spec import Drill, RankSpec
 from launcher.preflight.finding import Severity, count_by_severity, worst
@@ -56,17 +56,23 @@ class Past:
 def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str, str]) -> RunResult:
     """Raises UserError or PreflightRefused before anything is started; afterwards the exit code tells."""
     with StopSignals() as signals:
-        return _run_job(config, overrides, environ, signals)
+        console = Console()
+        become_subreaper()
+        prepared = prepare(config, overrides, environ, write=True)
+        stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)
+        try:
+            return _run_prepared(prepared, environ, signals, console)
+        except OSError as error:
+            if not may_pass(error):
+                raise UserError(f"the output folder cannot be used: {error}") from error
+            console.say(f"the output folder or this machine fails: {error}; run it again, best elsewhere")
+            return RunResult(stop_exit_code)
 
 
-def _run_job(
-    config: Path | None, overrides: Sequence[str], environ: Mapping[str, str], signals: StopSignals
-) -> RunResult:
-    become_subreaper()
-    console = Console()
-    prepared = prepare(config, overrides, environ, write=True)
+def _run_prepared(prepared: Prepared, environ: Mapping[str, str], signals: StopSignals, console: Console) -> RunResult:
     output_dir = prepared.output_dir
-    with RunLock(output_dir, say=console.say, stopped=lambda: bool(signals.pending())):
+    stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)
+    with RunLock(output_dir, say=console.say, stopped=signals.pending, stop_exit_code=stop_exit_code):
         past = read_past(output_dir)
         events = EventLog(output_dir, NODE)
         events.generation = past.last_generation + 1

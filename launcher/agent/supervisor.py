@@ -24,7 +24,7 @@ from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import Resume, newest_step, prepare_resume
 from launcher.checkpoint.identity import FROZEN_BY_STATE
-from launcher.errors import ExitCode, UserError
+from launcher.errors import ExitCode, UserError, may_pass
 from launcher.link import Message
 from launcher.plan.spec import Drill, RankSpec
 from launcher.policy.restart import Action as PolicyAction
@@ -91,11 +91,10 @@ class Supervisor:
             self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
             raise
         except OSError as error:
-            # The output folder (or this machine) does not do what it must: not the job's fault, and not mendable here.
-            exit_code, reason = (
-                settings.stop_exit_code,
-                f"the agent cannot go on: {error}; run it again, best elsewhere",
-            )
+            code = settings.stop_exit_code if may_pass(error) else ExitCode.WRONG_INPUT
+            steps = self.progress.best_step
+            self._events.emit("run_ended", exit_code=int(code), reason=str(error), steps=steps, goodput=0.0)
+            raise
         finally:
             group.end()
             self._group = None
@@ -127,7 +126,7 @@ class Supervisor:
             if generation == settings.first_generation:
                 self.started_at_step = self.progress.best_step = resume.step
             incident = self._generation(group, generation, resume, reason)
-            if incident is None or self._lifecycle.undead:
+            if incident is None:
                 ended = self._ended_as_asked()
                 if ended is not None:
                     return ended
@@ -137,6 +136,8 @@ class Supervisor:
                 assert decision.exit_code is not None  # decide() gives one with every STOP
                 stopped = decision.exit_code is ExitCode.STOPPED
                 return settings.stop_exit_code if stopped else decision.exit_code, decision.reason
+            if self._lifecycle.undead:
+                return self._stuck()
             if not self._pause(decision.delay_s):
                 return self._stopped("nothing was running")
             generation, reason = generation + 1, incident.fault_class
@@ -149,14 +150,16 @@ class Supervisor:
         try:
             started = self._start_ranks(group, generation, resume, reason)
         except ForkServerError as failure:
-            group.kill_and_wait()
+            group.kill()
+            group.wait_for_the_killed()
             group.close()
             return self._incidents.fork_server_failed(generation, failure)
         if started:
             while not self._lifecycle.over and not self._lifecycle.undead:
                 self._loop.wait()
         else:
-            group.kill_and_wait()
+            group.kill()
+            group.wait_for_the_killed()
         self._loop.clear_bounds()
         incident = None
         if self._lifecycle.first_failure is not None and self._lifecycle.ending() is Ending.FAILED:
@@ -203,12 +206,7 @@ class Supervisor:
     def _ended_as_asked(self) -> tuple[ExitCode, str] | None:
         """Exit code and reason of a generation without an incident; None when its success could not be proven."""
         if self._lifecycle.undead:
-            ranks = ", ".join(map(str, self._lifecycle.undead))
-            what = f"rank {ranks} does not die of SIGKILL (stuck in a driver or on a dead file system)"
-            return (
-                self.settings.stop_exit_code,
-                f"{what}: nothing more is started on this node; run it again on another",
-            )
+            return self._stuck()
         ending = self._lifecycle.ending() if self._lifecycle.over else Ending.ABANDONED
         if ending is Ending.FINISHED:
             missing = proof_of_completion(self.settings.output_dir)
@@ -221,6 +219,11 @@ class Supervisor:
         latest = newest_step(self.settings.output_dir)
         kept = f"the latest checkpoint is of step {latest}" if latest else "there is no checkpoint yet"
         return self._stopped(f"no save at an agreed step; {kept}")
+
+    def _stuck(self) -> tuple[ExitCode, str]:
+        ranks = ", ".join(map(str, self._lifecycle.undead))
+        what = f"rank {ranks} does not die of SIGKILL (stuck in a driver or on a dead file system)"
+        return self.settings.stop_exit_code, f"{what}: nothing more is started on this node; run it again on another"
 
     def _stopped(self, what: str) -> tuple[ExitCode, str]:
         reason = f"stopped by {self._stop_source}: {what}; the same command continues the run"

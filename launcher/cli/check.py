@@ -6,19 +6,37 @@ import argparse
 import json
 import os
 
-from launcher.agent.prepare import prepare
-from launcher.errors import ExitCode
+from launcher.agent.prepare import Prepared, prepare
+from launcher.errors import ExitCode, UserError
 from launcher.preflight.finding import Severity, worst
 from launcher.preflight.table import render_table
 
 
 def main(options: argparse.Namespace) -> int:
     prepared = prepare(options.config, options.set, os.environ, write=False)
-    prepared.resume_preview()  # a folder that a start would refuse is refused here as well
     refused = worst(prepared.findings) is Severity.ERROR
+    unresumable = _why_not_resumed(prepared)
     if options.json:
-        findings = [finding.to_json(os.environ) for finding in prepared.findings]
-        print(json.dumps({"v": 1, "refused": refused, "findings": findings}, ensure_ascii=False, indent=2))
+        document = {
+            "v": 1,
+            "refused": refused or unresumable is not None,
+            "findings": [finding.to_json(os.environ) for finding in prepared.findings],
+            "resume": str(unresumable) if unresumable else prepared.resume_preview(),
+        }
+        print(json.dumps(document, ensure_ascii=False, indent=2))
     else:
         print(render_table(prepared.findings, os.environ))
-    return int(ExitCode.REFUSED if refused else ExitCode.FINISHED)
+    if refused:
+        return int(ExitCode.REFUSED)
+    if unresumable is not None:
+        raise unresumable
+    return int(ExitCode.FINISHED)
+
+
+def _why_not_resumed(prepared: Prepared) -> UserError | None:
+    """What a start would refuse about the output folder."""
+    try:
+        prepared.resume_preview()
+    except UserError as error:
+        return error
+    return None

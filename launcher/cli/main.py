@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -100,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(module.main(options))
     except UserError as error:
-        print(f"ftlaunch: error: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a reader that has gone must not change the exit code
+            print(f"ftlaunch: error: {error}", file=sys.stderr, flush=True)
         return int(error.exit_code)
     except BrokenPipeError:
         if options.command == "run":

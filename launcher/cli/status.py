@@ -19,7 +19,7 @@ class Status:
     """`state`: "running", "ended", or "gone" (it ended without a word: the machine was lost, or the agent was
     killed)."""
 
-    state: str
+    state: str  # also "unknown": no end was recorded, and the file system has no locks that would tell
     run_id: str | None = None
     holder: str | None = None
     generation: int = 0
@@ -50,16 +50,21 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
+UNKNOWN_HOLDER = "unknown: this file system has no locks"
+
+
 def lock_holder(output_dir: Path) -> str | None:
-    """Who holds the run's lock now; None when nobody does."""
+    """Who holds the run's lock now; None when nobody does; `UNKNOWN_HOLDER` where that cannot be told."""
     try:
         with (output_dir / "ftlaunch" / "lock").open("rb") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return stream.read(200).decode("utf-8", "replace").strip() or "unknown process"
+            except OSError:
+                return UNKNOWN_HOLDER
             return None
-    except OSError:
+    except FileNotFoundError:
         return None
 
 
@@ -98,7 +103,10 @@ def summarise(events: Iterable[Mapping[str, Any]], *, holder: str | None, step: 
             faults.append(str(event.get("class")))
         elif name == "run_ended":
             ended = event
-    state = "running" if holder else ("ended" if ended else "gone")
+    if holder == UNKNOWN_HOLDER:
+        state = "ended" if ended else "unknown"
+    else:
+        state = "running" if holder else ("ended" if ended else "gone")
     return Status(
         state=state,
         run_id=run_id,
@@ -119,6 +127,7 @@ def render(status: Status) -> Iterator[str]:
     words = {
         "running": f"running ({status.holder})",
         "ended": f"ended with exit code {status.exit_code}: {status.reason}",
+        "unknown": "running or lost: no end is recorded and this file system has no locks; see the last event's time",
         "gone": "ended without a word: its machine was lost or its agent was killed; the same command continues it",
     }
     yield f"state       {words[status.state]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal as signals
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,10 +72,17 @@ def _rank(file: Path, ends: dict[int, dict[str, Any]]) -> RankEvidence:
         node=str(end.get("node", "")),
         pid=_whole(end.get("pid")),
         exit_code=_whole(end.get("exit_code")),
-        signal=_whole(end.get("signal")),
+        signal=_signal(end.get("signal")),
         last_step=_whole(end.get("last_step")),
         killed_by_us=bool(end.get("killed_by_us", False)),
     )
+
+
+def _signal(value: object) -> int | None:
+    """Events name signals ("SIGKILL"); a number is taken as it is."""
+    if isinstance(value, str) and value in signals.Signals.__members__:
+        return int(signals.Signals[value])
+    return _whole(value)
 
 
 def _whole(value: object) -> int | None:

@@ -58,7 +58,14 @@ def choose_precision(config: JobConfig, facts: HostFacts, device: str, earlier: 
     if config.precision != "auto":
         return _asked_precision(config.precision, facts, device)
     if earlier is not None:  # another kind of node continues the run as it began, or refuses
-        return replace(_asked_precision(earlier, facts, device), by="checkpoint", reason="the run began with it")
+        try:
+            return replace(_asked_precision(earlier, facts, device), by="checkpoint", reason="the run began with it")
+        except PreflightRefused as refusal:
+            raise PreflightRefused(
+                f"the run in output_dir began in {earlier}, and this node cannot go on with it ({refusal}). "
+                f"Start it on a "
+                "node like the first one, or choose another output_dir to begin anew."
+            ) from refusal
     if device == "cpu":
         if facts.cpu.flags_bf16:
             return Chosen("bf16", "this CPU has AVX512-BF16 or AMX")

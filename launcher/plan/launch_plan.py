@@ -140,7 +140,13 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
         )
     if config.cluster.max_nodes > 1 or len(config.cluster.hosts) > 1:
         raise NotInThisVersion(f"{job.path}: cluster: more than one node is not in this version")
-    if place.max_nodes > 1 or place.node_rank is None:
+    if place.node_rank is None:
+        raise NotInThisVersion(
+            f"{place.platform}: this process only starts the others ({place.shown_evidence}), which is not in "
+            f"this version. "
+            "Run ftlaunch in the worker itself."
+        )
+    if place.max_nodes > 1:
         raise NotInThisVersion(
             f"{place.platform} has started {place.shown_nodes} nodes ({place.shown_evidence}); more than one node is "
             "not in this version. Submit the job with one node."

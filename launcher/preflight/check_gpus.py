@@ -56,7 +56,10 @@ def check_lost(inputs: PreflightInputs) -> tuple[Finding, ...]:
         "NVML counts these cards but cannot read them: a hardware or driver fault",
         "NVML 能数到这些 GPU 却无法读取：硬件或驱动故障",
     )
-    return (Finding("gpu.lost", Severity.ERROR, "; ".join(lost), "every card answers", message, _other_node(inputs)),)
+    # A node that has enough cards left for this job is usable, though it should be looked after.
+    enough = inputs.device == "cpu" or (inputs.visible and len(inputs.visible) >= inputs.num_ranks)
+    severity = Severity.WARNING if enough else Severity.ERROR
+    return (Finding("gpu.lost", severity, "; ".join(lost), "every card answers", message, _other_node(inputs)),)
 
 
 def check_memory_used(inputs: PreflightInputs) -> tuple[Finding, ...]:

@@ -23,7 +23,7 @@ class Alive:
 
     def tell(self, what: str, unit: str, count: int) -> None:
         if what != self._what:
-            self._what, count, self._told_at = what, 1, time.monotonic()
+            self._what, count = what, 1
         self.count = count
         if time.monotonic() - self._told_at >= EVERY_S:
             self._told_at = time.monotonic()

@@ -63,6 +63,19 @@ def test_a_finished_run_can_be_trained_further(make_job: MakeJob) -> None:
     assert json.loads((job.output_dir / "final" / "MANIFEST.json").read_text())["step"] == 6
 
 
+def test_a_planned_end_that_is_lowered_below_the_checkpoint_is_reached(make_job: MakeJob) -> None:
+    job = make_job(training={"max_steps": 12}, checkpoint={"every_steps": 6})
+    with job.start() as run:
+        run.until_event("checkpoint_saved", step=6)
+        run.process.kill()
+        run.process.wait()
+    run = job.run("--set", "training.max_steps=5")
+    assert run.process.returncode == 0, run.log
+    assert not run.events("incident")
+    assert json.loads((job.output_dir / "final" / "MANIFEST.json").read_text())["step"] in (6, 12)
+    assert "nothing left to do" in job.run("--set", "training.max_steps=5").log
+
+
 def test_a_reader_that_goes_away_does_not_end_the_training(make_job: MakeJob) -> None:
     job = make_job(training={"max_steps": 6})
     command = f"exec {sys.executable} -m launcher --config {job.path} 2>&1 | head -1"

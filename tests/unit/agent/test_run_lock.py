@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.agent.run_lock import RunLock
-from launcher.errors import UserError
+from launcher.errors import ExitCode, LockedElsewhere, UserError
 
 REPOSITORY = Path(__file__).parents[3]
 HOLD = (
@@ -75,3 +79,39 @@ def test_a_child_of_the_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def hold(path: Path, text: str) -> Any:
+    """Somebody holds the lock (a descriptor of this process) and has written `text` into it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = path.open("w")
+    stream.write(text)
+    stream.flush()
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        f"pid {os.getpid()} on {socket.gethostname()} (boot 00000000, pid:[1], started 1)",
+        f"pid 1 on {socket.gethostname()} (boot 00000000, pid:[1], started 1)",
+        "pid 7 on another-host",
+        "",
+    ],
+    ids=["my own pid in a lost pod", "pid 1 of a lost pod", "older text", "no text"],
+)
+def test_a_holder_that_may_be_a_lost_machine_is_waited_for(tmp_path: Path, holder: str) -> None:
+    said: list[str] = []
+    with hold(tmp_path / "ftlaunch" / "lock", holder):
+        lock = RunLock(tmp_path, say=said.append, stopped=lambda: bool(said), stop_exit_code=ExitCode.STOPPED_143)
+        with pytest.raises(LockedElsewhere, match="still locked") as refused, lock:
+            pytest.fail("it was not to be had")
+    assert refused.value.exit_code == 143
+    assert "waiting at most 120 s" in said[0]
+
+
+def test_the_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
+    held = hold(tmp_path / "ftlaunch" / "lock", "pid 7 on another-host")
+    with RunLock(tmp_path, say=lambda _: held.close()):
+        assert (tmp_path / "ftlaunch" / "lock").read_text().startswith(f"pid {os.getpid()} on ")

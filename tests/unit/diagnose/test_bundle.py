@@ -116,7 +116,7 @@ def test_a_run_folder_gives_its_latest_generation_with_the_exits(tmp_path: Path)
     events.mkdir()
     lines = [
         {"event": "worker_exited", "gen": 2, "rank": 0, "exit_code": 1},
-        {"event": "worker_exited", "gen": 10, "rank": 0, "signal": 7, "pid": 5, "node": "n0"},
+        {"event": "worker_exited", "gen": 10, "rank": 0, "signal": "SIGBUS", "pid": 5, "node": "n0"},
     ]
     (events / "n0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "worker_ex')
     sources = read_sources([tmp_path])

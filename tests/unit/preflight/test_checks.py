@@ -155,7 +155,12 @@ CASES = {
     "accelerators without NVML": Case(
         "gpu.visible", WARNING, CPU_NODE | {"gpu_device_files": ("/dev/alixpu0",)}, {}, ("ppu-smi",)
     ),
-    "GPU lost": Case("gpu.lost", ERROR, {"lost_gpus": ("GPU 3: GPU is lost",)}, {}, ("GPU 3: GPU is lost",)),
+    "GPU lost": Case(
+        "gpu.lost", ERROR, {"lost_gpus": ("GPU 3: GPU is lost",)}, {"num_ranks": 64}, ("GPU 3: GPU is lost",)
+    ),
+    "GPU lost, enough are left": Case(
+        "gpu.lost", WARNING, {"lost_gpus": ("GPU 3: GPU is lost",)}, {}, ("GPU 3: GPU is lost",)
+    ),
     "driver too old": Case(
         "gpu.driver",
         ERROR,
