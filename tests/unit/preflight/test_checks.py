@@ -155,9 +155,6 @@ CASES = {
     "accelerators without NVML": Case(
         "gpu.visible", WARNING, CPU_NODE | {"gpu_device_files": ("/dev/alixpu0",)}, {}, ("ppu-smi",)
     ),
-    "GPU lost": Case(
-        "gpu.lost", ERROR, {"lost_gpus": ("GPU 3: GPU is lost",)}, {"num_ranks": 64}, ("GPU 3: GPU is lost",)
-    ),
     "GPU lost, enough are left": Case(
         "gpu.lost", WARNING, {"lost_gpus": ("GPU 3: GPU is lost",)}, {}, ("GPU 3: GPU is lost",)
     ),
@@ -243,6 +240,11 @@ def test_fires(name: str, node_with: NodeWith) -> None:
         assert any("\u4e00" <= character <= "\u9fff" for character in text.zh)
     assert finding.measured
     assert finding.bound
+
+
+def test_a_lost_card_that_is_needed_stops_the_start(node_with: NodeWith) -> None:
+    findings = complaints(node_with({"lost_gpus": ("GPU 3: GPU is lost",)}, num_ranks=64))
+    assert ("gpu.lost", ERROR) in [(finding.id, finding.severity) for finding in findings]
 
 
 def test_every_check_has_a_case() -> None:
