@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 MANIFESTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test unit fault docs lint type format bench image-check wheel all clean
+.PHONY: help demo test unit fault cluster docs lint type format bench image-check wheel all clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,8 @@ demo: $(VENV)/.demo  ## fine-tune a small model, kill a rank on the way, see the
 	rm -rf runs/demo
 	$(BIN)/ftlaunch --config configs/demo.yaml
 
-test: $(VENV)/.test  ## every test that needs no GPU (unit, fault, docs)
+test: $(VENV)/.test  ## every test that needs no GPU (unit, fault, cluster, package, docs)
+	scripts/install-test-tools.sh
 	$(BIN)/python -m pytest --durations=10
 
 unit: $(VENV)/.test  ## the fast tests
@@ -24,6 +25,10 @@ unit: $(VENV)/.test  ## the fast tests
 
 fault: $(VENV)/.test  ## real processes, real kills
 	$(BIN)/python -m pytest tests/fault
+
+cluster: $(VENV)/.test  ## real nodes from network namespaces on this machine (root)
+	scripts/install-test-tools.sh
+	$(BIN)/python -m pytest tests/cluster
 
 docs: $(VENV)/.test  ## links, code blocks and generated pages of the documents
 	$(BIN)/python -m pytest tests/docs
