@@ -1,0 +1,116 @@
+"""What agents say to each other about membership. A message may be lost, doubled, late or out of order: each says
+enough to be judged by itself.
+
+`Join` is answered by `Guide`, `Beat` by `Beat`, `Prepare` by `Promise`, `Accept` by `AcceptedBy`, `End` by `End`, so
+that over HTTP an answer can travel in the response. Any message whose `known` is behind the receiver's is also answered
+by `Learn`, and one whose `known` is ahead by `Join`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.cluster.model import Accepted, Generation, Identity, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """known: number of the newest generation that the sender knows to be chosen."""
+
+    sender: Node
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Message):
+    """I am in no generation and follow you. From a member of generation `known` it also says: I am out of it for good.
+
+    heard: you have answered me, so words pass in both directions.
+    """
+
+    voted: int
+    heard: bool
+    leaving: bool
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Guide(Message):
+    """Follow the node at `to`. When that is the sender, and it runs no generation, it is forming the next one.
+
+    to: "" when the sender follows nobody who answers.
+    """
+
+    to: str
+    running: bool
+    reason: str
+
+    @property
+    def is_call(self) -> bool:
+        return self.to == self.sender.address and not self.running
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Message):
+    """You cannot be in this job."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat(Message):
+    """I am alive and in `generation`. From a member to its leader, and back."""
+
+    generation: int
+    leaving: bool = False
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Message):
+    """May I propose the successor of generation `base` under this number?"""
+
+    number: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise(Message):
+    """Yes: I am out of every generation below `number` and accept nothing below it.
+
+    accepted: what I have accepted as the successor of `known`, if anything: it may have been chosen.
+    port: a free port on my machine, in case I become the leader.
+    """
+
+    number: int
+    accepted: Accepted | None
+    port: int
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(Message):
+    """Accept this generation as the successor of its base."""
+
+    ballot: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedBy(Message):
+    ballot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learn(Message):
+    """This generation has been chosen."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class End(Message):
+    """The whole run ends with this code."""
+
+    exit_code: int
+    reason: str
