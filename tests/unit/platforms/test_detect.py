@@ -316,9 +316,9 @@ def test_which_of_the_hosts_this_is(names: tuple[str, ...], rank: int | None) ->
 
 
 def test_a_hostfile_is_a_list_of_hosts() -> None:
-    files = {"/work/hostfile": "# ours\na slots=4\nb slots=4\n"}
-    place = detect_place({}, Asked(hostfile="/work/hostfile", num_nodes=(1, 2)), outside("b", files=files))
-    assert place == Place("hostfile", (1, 2), 1, 4, "a", None, ("a", "b"), (("hostfile", "/work/hostfile"),))
+    files = {"/jobs/hostfile": "# ours\na slots=4\nb slots=4\n"}
+    place = detect_place({}, Asked(hostfile="/jobs/hostfile", num_nodes=(1, 2)), outside("b", files=files))
+    assert place == Place("hostfile", (1, 2), 1, 4, "a", None, ("a", "b"), (("hostfile", "/jobs/hostfile"),))
 
 
 def test_hosts_of_job_yaml_win_over_the_platform() -> None:
