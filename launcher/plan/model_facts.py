@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-PACKAGE_PREFIX = "package:"
+from launcher.config.inputs import model_folder
 
 
 @dataclass(frozen=True)
@@ -23,19 +21,10 @@ class ModelFacts:
     vocab_size: int | None = None
 
 
-def local_model_folder(path: str) -> Path | None:
-    """The folder behind `model.path` where it is on this machine; None for a hub id."""
-    if path.startswith(PACKAGE_PREFIX):
-        spec = importlib.util.find_spec(path.removeprefix(PACKAGE_PREFIX))
-        return Path(spec.origin).parent if spec and spec.origin else None
-    folder = Path(path)
-    return folder if folder.is_dir() else None
-
-
 def read_model_facts(path: str) -> ModelFacts:
     """Facts of a local folder; only the source's name for a hub id or a folder without config.json (GGUF)."""
-    folder = local_model_folder(path)
-    if folder is None:
+    folder = model_folder(path)
+    if folder is None or not folder.is_dir():
         return ModelFacts(source=f"{path} (not on this machine: shape unknown)")
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))

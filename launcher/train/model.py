@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from launcher.config.inputs import model_folder
 from launcher.config.models import JobConfig, ModelConfig
 from launcher.errors import UserError
 from launcher.plan.spec import RankSpec
 
 log = logging.getLogger("ftlaunch.model")
 
-PACKAGE_PREFIX = "package:"
 _GGUF_WAIT_S = 1800
-
-
-def resolve_model_path(model: ModelConfig) -> str:
-    """Folder or hub id. `package:NAME` is the folder of an installed Python package (nothing of it is imported)."""
-    if not model.path.startswith(PACKAGE_PREFIX):
-        return model.path
-    name = model.path.removeprefix(PACKAGE_PREFIX)
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise UserError(
-            f"model.path: the Python package {name!r} is not installed in {sys.prefix}: pip install "
-            f"{name.replace('_', '-')}"
-        )
-    return str(Path(spec.origin).parent)
 
 
 def prepare_model_files(config: JobConfig) -> str:
@@ -40,10 +24,18 @@ def prepare_model_files(config: JobConfig) -> str:
     because `save_pretrained` writes only part of the files on ranks other than 0 once there is one."""
     if config.model is None:
         raise UserError("model: is missing")
-    folder = resolve_model_path(config.model)
+    folder = model_folder(config.model.path)
     if config.model.gguf_file:
-        return str(dequantised_folder(Path(folder), config.model.gguf_file))
-    return folder
+        return str(dequantised_folder(folder or _downloaded(config.model), config.model.gguf_file))
+    return str(folder or config.model.path)
+
+
+def _downloaded(model: ModelConfig) -> Path:
+    """The hub's snapshot with the GGUF file and the small files beside it (tokenizer, configuration)."""
+    from huggingface_hub import snapshot_download
+
+    wanted = [model.gguf_file or "*.gguf", "*.json", "*.jinja", "*.model"]
+    return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=wanted))
 
 
 def load_model_and_tokenizer(spec: RankSpec, config: JobConfig, place: Any, *, seed: int) -> tuple[Any, Any]:

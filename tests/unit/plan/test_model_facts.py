@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.model_facts import count_parameters, local_model_folder, read_model_facts
+from launcher.config.inputs import model_folder
+from launcher.plan.model_facts import count_parameters, read_model_facts
 
 # From the models' own config.json; counts from their model cards and safetensors indices.
 LLAMA_3_8B = {
@@ -66,12 +67,12 @@ def test_a_folder_without_a_readable_config_is_unknown(tmp_path: Path, text: str
 
 def test_a_hub_id_and_a_missing_package_are_not_on_this_machine() -> None:
     assert read_model_facts("owner/model").num_parameters is None
-    assert local_model_folder("owner/model") is None
-    assert local_model_folder("package:no_such_package_here") is None
+    assert model_folder("owner/model") is None
+    assert model_folder("package:no_such_package_here") is None
     assert read_model_facts("package:no_such_package_here").num_parameters is None
 
 
 def test_a_package_is_its_folder() -> None:
-    folder = local_model_folder("package:pydantic")
+    folder = model_folder("package:pydantic")
     assert folder is not None
     assert (folder / "__init__.py").is_file()
