@@ -26,6 +26,7 @@ class Console:
         self._stream = stream or sys.stderr
         self.tty = self._stream.isatty()
         self._gone = False
+        self._last_written_s = time.monotonic()
         self._bar_shown = False
         self._last_progress_s = 0.0
         self._mirrored: dict[Path, IO[bytes]] = {}
@@ -88,8 +89,13 @@ class Console:
             stream.close()
         self._mirrored.clear()
 
+    def silent_for_s(self) -> float:
+        """Seconds since anything was written."""
+        return time.monotonic() - self._last_written_s
+
     def _write(self, text: str) -> None:
         """A console that has gone (closed terminal, ended reader of a pipe) is no reason to stop a training."""
+        self._last_written_s = time.monotonic()
         if self._gone:
             return
         try:

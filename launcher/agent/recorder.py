@@ -12,6 +12,7 @@ from launcher.agent.ledger import Progress
 from launcher.agent.lifecycle import RankExit, signal_name
 from launcher.link import Message
 
+_SILENCE_S = 15.0  # after this long, what a rank says of long work is shown
 _QUIET_PHASES = ("training", "saving")  # steps and saved checkpoints speak for these
 
 
@@ -103,7 +104,7 @@ class RunRecorder:
     def _alive(self, rank: int, message: Message) -> None:
         """Something long goes forward (encoding, evaluation, a long step): the ranks count, so a standstill is
         silent."""
-        if rank == 0:
+        if rank == 0 and self.console.silent_for_s() > _SILENCE_S:
             self.console.say(f"{message['what']}: {message['done']}")
 
     def _log(self, rank: int, message: Message) -> None:
