@@ -35,7 +35,9 @@ class AppendedLines:
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT_LINES)
         cut_short = path.is_file() and _last_byte(path) not in (b"", b"\n")
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        if cut_short:  # by a full disk or a lost machine: the next record must not be glued to it
+        # By a full disk or a lost machine: the next record must not be glued to it. (Another writer's line, seen half
+        # written, gets a blank line after it, which readers skip.)
+        if cut_short:
             self._kept.append(b"\n")
 
     def append(self, record: dict[str, Any]) -> None:
