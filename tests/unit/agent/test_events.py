@@ -66,7 +66,7 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path), who], cwd=REPOSITORY) for who in "ab"]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     records = list(read_json_lines(path))
-    # A writer that opens while another writes may take the line for a torn one and end it: a blank line, no torn record.
+    # A writer that opens while another writes may take its line for a torn one and end it: a blank line, nothing torn.
     assert len(records) == len([line for line in path.read_bytes().splitlines() if line]) == 600
     for who in "ab":
         assert [record["i"] for record in records if record["who"] == who] == list(range(300))
