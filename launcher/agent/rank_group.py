@@ -14,11 +14,11 @@ from typing import Any
 
 from launcher import link as channel
 from launcher.agent.console import Console
-from launcher.agent.event_loop import EventLoop
 from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readiness
 from launcher.agent.generation import RankProcess, contract
 from launcher.agent.lifecycle import KILLED_WITHIN_S, RankExit
 from launcher.agent.warden import Warden
+from launcher.event_loop import EventLoop
 from launcher.link import Link, Message
 from launcher.process import carriers_of, descendants, kill_all, sessions_of
 

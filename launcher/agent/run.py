@@ -13,7 +13,6 @@ from typing import Any
 
 from launcher.agent.completion import finished_already
 from launcher.agent.console import Console
-from launcher.agent.event_loop import StopSignals
 from launcher.agent.events import AppendedLines, EventLog, read_json_lines
 from launcher.agent.incident import IncidentRecorder
 from launcher.agent.ledger import Progress, samples_path
@@ -26,6 +25,7 @@ from launcher.agent.supervisor import RunSettings, Supervisor
 from launcher.config.models import JobConfig
 from launcher.diagnose.redact import redact_environ
 from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass
+from launcher.event_loop import StopSignals
 from launcher.plan.environment import base_environ
 from launcher.plan.spec import Drill, RankSpec
 from launcher.preflight.finding import Severity, count_by_severity, worst

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from launcher.agent.completion import proof_of_completion
 from launcher.agent.console import Console
-from launcher.agent.event_loop import EventLoop, StopSignals
 from launcher.agent.events import EventLog
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess, free_port
@@ -25,6 +24,7 @@ from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import Resume, newest_step, prepare_resume
 from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.errors import ExitCode, UserError, may_pass
+from launcher.event_loop import EventLoop, StopSignals
 from launcher.link import Message
 from launcher.plan.spec import Drill, RankSpec
 from launcher.policy.restart import Action as PolicyAction

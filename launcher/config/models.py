@@ -152,12 +152,44 @@ class ClusterConfig(Section):
     hosts: list[Annotated[str, Field(pattern=r"^\S+$")]] = Field(
         default=[], description="Host names or addresses for a cluster with ssh", examples=[["node-1", "node-2"]]
     )
+    hostfile: str | None = Field(
+        default=None,
+        description="Hosts from a file in DeepSpeed's format (`HOST slots=N` lines), instead of hosts",
+        examples=["/job/hostfile"],
+    )
+    launcher: Literal["auto", "ssh", "deepspeed", "none"] = Field(
+        default="auto",
+        description="Who starts ftlaunch on the other hosts: ssh (auto where hosts or a hostfile are given), "
+        "DeepSpeed's own runner, or none: the same command is run on each",
+        examples=["ssh"],
+    )
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description="Ranks on each node; auto is one for each visible GPU", examples=[8]
     )
     interface: NonBlank = Field(default="auto", description="Network interface between nodes", examples=["eth0"])
     master_port: int | None = Field(
         default=None, ge=1024, le=65535, description="Port of the rendezvous; null takes a free one", examples=[29500]
+    )
+    agent_port: int | None = Field(
+        default=None,
+        ge=1024,
+        le=65535,
+        description="Port where the nodes' agents meet, the same on each; null: the platform's MASTER_PORT, else 29430",
+        examples=[29430],
+    )
+    token: NonBlank | None = Field(
+        default=None,
+        description="Secret that lets a node in; null: FTLAUNCH_TOKEN of the environment, else one drawn in output_dir",
+        examples=["correct horse battery staple"],
+    )
+    wait_seconds: float = Field(
+        default=600, gt=0, description="Bound on waiting for missing nodes; then exit code 138", examples=[600]
+    )
+    gather_seconds: float = Field(
+        default=30,
+        ge=0,
+        description="With MIN:MAX nodes: how long the first start waits for more than MIN",
+        examples=[30],
     )
 
     @model_validator(mode="before")

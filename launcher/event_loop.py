@@ -64,6 +64,11 @@ class EventLoop:
         """Call `handler` whenever `source` (a descriptor or an object with `fileno`) is readable."""
         self._selector.register(source, selectors.EVENT_READ, handler)
 
+    def watch_writing(self, source: Any, handler: Callable[[], None], *, on: bool = True) -> None:
+        """Call the handler of a registered `source` also when it is writable (`on`), or no longer."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on else 0)
+        self._selector.modify(source, events, handler)
+
     def unregister(self, source: Any) -> None:
         """Stop watching; harmless when it is not watched."""
         try:
