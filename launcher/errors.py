@@ -43,12 +43,20 @@ class PreflightRefused(UserError):  # noqa: N818 - an outcome, not a defect
     exit_code: int = ExitCode.REFUSED
 
 
-class LockedElsewhere(UserError):  # noqa: N818 - an outcome, not a defect
-    """Another machine holds the output folder, or its lock has not been released yet: worth another try later."""
+class Stopped(UserError):  # noqa: N818 - an outcome, not a defect
+    """Nothing is wrong with the job, but it cannot go on here and now: worth another try later."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.STOPPED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class LockedElsewhere(Stopped):
+    """Another machine holds the output folder, or its lock has not been released yet."""
+
+
+class RunsHereAlready(UserError):  # noqa: N818 - an outcome, not a defect
+    """The agent of this node of this run is alive on this machine: nothing is wrong, and nothing is to be done."""
 
 
 class NotInThisVersion(UserError):  # noqa: N818 - an outcome, not a defect

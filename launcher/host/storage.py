@@ -72,6 +72,26 @@ def find_mount(path: Path, root: Path = ROOT) -> Mount | None:
     return best
 
 
+# Known to ask the server for flock. Others may: then a warning is one too many, and nothing is lost.
+_FUSE_WITH_SHARED_LOCKS = frozenset({"fuse.juicefs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse"})
+_LOCAL_LOCK_OPTIONS = frozenset({"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "nobrl"})
+_LOCKS_OF_ONE_MACHINE = frozenset({"9p", "virtiofs", "beegfs", "fuse"})  # by default, or all that is known
+
+
+def why_locks_stay_here(mount: Mount | None) -> str:
+    """Why a flock on this mount may be unknown to other machines that have it mounted; "" where they know of it.
+
+    A file system on a disk of this machine is not seen by others at all: "".
+    """
+    if mount is None:
+        return ""
+    fstype = mount.fstype.lower()
+    if fstype in _LOCKS_OF_ONE_MACHINE or (fstype.startswith("fuse.") and fstype not in _FUSE_WITH_SHARED_LOCKS):
+        return f"{mount.fstype} at {mount.path}"
+    local = sorted(_LOCAL_LOCK_OPTIONS & set(mount.options.split(",")))
+    return f"{mount.fstype} at {mount.path} with {', '.join(local)}" if local else ""
+
+
 def _read_disk(output_dir: Path) -> Disk:
     folder = next(p for p in (output_dir, *output_dir.parents) if p.exists())
     stat = os.statvfs(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.storage import find_mount, read_disk, read_shm
+from launcher.host.storage import Mount, find_mount, read_disk, read_shm, why_locks_stay_here
 from tests.unit.host.namespaces import InNamespace
 
 MIB = 1 << 20
@@ -92,3 +92,29 @@ def test_the_mount_on_top_wins(tmp_path: Path) -> None:
     assert beside is not None
     assert beside.path == "/"
     assert find_mount(Path("/"), tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("fstype", "options", "why"),
+    [
+        ("nfs4", "rw,vers=4.0,local_lock=none,hard", ""),
+        ("nfs", "rw,vers=3,nolock,local_lock=all,hard", "nfs at /mnt/data with local_lock=all, nolock"),
+        ("nfs", "rw,vers=3,local_lock=posix", ""),
+        ("nfs", "rw,vers=3,local_lock=flock", "nfs at /mnt/data with local_lock=flock"),
+        ("alinas", "rw,vers=3,nolock,local_lock=all", "alinas at /mnt/data with local_lock=all, nolock"),
+        ("lustre", "rw,flock", ""),
+        ("lustre", "rw,localflock", "lustre at /mnt/data with localflock"),
+        ("fuse.jindo-fuse", "rw", "fuse.jindo-fuse at /mnt/data"),
+        ("fuse.ossfs2", "rw", "fuse.ossfs2 at /mnt/data"),
+        ("fuse.JuiceFS", "rw", ""),
+        ("fuse", "rw", "fuse at /mnt/data"),
+        ("virtiofs", "rw", "virtiofs at /mnt/data"),
+        ("ext4", "rw", ""),
+    ],
+)
+def test_which_locks_other_machines_see(fstype: str, options: str, why: str) -> None:
+    assert why_locks_stay_here(Mount("/mnt/data", fstype, "source", options)) == why
+
+
+def test_a_mount_that_is_not_known_has_locks() -> None:
+    assert why_locks_stay_here(None) == ""
