@@ -11,7 +11,7 @@ from typing import Any
 from launcher.checkpoint.identity import differences
 from launcher.checkpoint.manifest import Manifest
 from launcher.checkpoint.verify import Verification, list_checkpoints, verify_checkpoint
-from launcher.errors import PreflightRefused, UserError
+from launcher.errors import UserError
 
 REJECTED_SUFFIX = ".rejected"
 
@@ -28,12 +28,11 @@ class Choice:
         return self.taken.manifest if self.taken else None
 
 
-def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size: int, *, hashes: bool = True) -> Choice:
-    """Newest whole checkpoint first. A whole one that belongs to another job or world size is an error, not a fresh
-    start.
+def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], *, hashes: bool = True) -> Choice:
+    """Newest whole checkpoint first. A whole one that belongs to another job is an error, not a fresh start; one of
+    another number of ranks is taken, the ranks divide its state anew.
 
-    Raises UserError, or PreflightRefused for another number of ranks, when the newest whole checkpoint cannot be
-    continued by this job: silently starting over, or
+    Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or
     silently mixing two runs in one folder, would cost the user the progress that is there.
     """
     refused: list[Verification] = []
@@ -42,7 +41,7 @@ def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], world_size:
         if verification.manifest is None:
             refused.append(verification)
             continue
-        _require_same_job(path, verification.manifest, identity, world_size)
+        _require_same_job(path, verification.manifest, identity)
         return Choice(verification, tuple(refused))
     return Choice(None, tuple(refused))
 
@@ -58,17 +57,11 @@ def set_aside(path: Path) -> Path:
     raise UserError(f"{path}: 999 rejected copies of this checkpoint lie beside it; remove some of them")
 
 
-def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any], world_size: int) -> None:
+def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any]) -> None:
     changed = differences(manifest.identity, identity)
     if changed:
         listed = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in changed)
         raise UserError(
             f"{path.parent} holds another run: its {path.name} was made with\n{listed}\n"
             "A run is known by its output folder. Set these back to continue it, or choose another output_dir."
-        )
-    if manifest.world_size != world_size:
-        raise PreflightRefused(
-            f"{path} was saved by {manifest.world_size} ranks and this start has {world_size}. Resuming with another "
-            f"number of ranks is not in this version: start where {manifest.world_size} ranks run "
-            "(cluster.nproc_per_node), or choose another output_dir to begin anew."
         )

@@ -34,7 +34,8 @@ class Manifest:
 
     `identity` is what a resume must agree with (see `identity.py`); `training` are settings that live on in the state;
     `own_scheduler`: the schedule is Transformers' and lies in scheduler.pt (else DeepSpeed's, in its model states);
-    `data_digest`: XXH3-128 of the encoded training data.
+    `data_digest`: XXH3-128 of the encoded training data; `global_batch_size`: samples of an optimizer step over all
+    ranks, 0 in manifests of versions that did not write it.
     """
 
     step: int
@@ -53,6 +54,7 @@ class Manifest:
     training: Mapping[str, Any] = field(default_factory=dict)
     own_scheduler: bool = True
     data_digest: str = ""
+    global_batch_size: int = 0
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     v: int = 1
 
@@ -62,6 +64,14 @@ class Manifest:
     @property
     def total_bytes(self) -> int:
         return sum(record.size_bytes for record in self.files.values())
+
+    @property
+    def batch_of_run(self) -> int:
+        """The run's global batch; older manifests say it through the ranks and settings that wrote them."""
+        if self.global_batch_size:
+            return self.global_batch_size
+        per_device = int(self.identity.get("training.per_device_train_batch_size", 8))
+        return per_device * int(self.identity.get("training.gradient_accumulation_steps", 1)) * self.world_size
 
 
 def parse_manifest(text: str) -> Manifest:
@@ -73,6 +83,11 @@ def parse_manifest(text: str) -> Manifest:
         raise ValueError("it names no files")
     files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
     return Manifest(files=files, **raw)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Of a folder that has been verified; raises OSError and what `parse_manifest` raises."""
+    return parse_manifest((folder / MANIFEST_NAME).read_text("utf-8"))
 
 
 def hash_file(path: Path) -> FileRecord:

@@ -14,10 +14,12 @@ from launcher.data.encode import IGNORED_LABEL, EncodedDataset
 from launcher.data.order import GHOST, SampleOrder
 
 SAMPLE_KEY = "sample_ids"
+_GHOST_TOKENS = 8  # what a batch is padded to in any case
 
 
 class SampleDataset(Dataset[dict[str, Any]]):
-    """Map-style view of an EncodedDataset; index `GHOST` is sample 0 without labels."""
+    """Map-style view of an EncodedDataset; index `GHOST` is the beginning of sample 0 without labels: a few tokens, so
+    that a rank that has only ghosts does not hold up the others."""
 
     def __init__(self, encoded: EncodedDataset) -> None:
         self.encoded = encoded
@@ -28,7 +30,8 @@ class SampleDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         ids, labels = self.encoded.sample(0 if index == GHOST else index)
         if index == GHOST:
-            labels = np.full_like(labels, IGNORED_LABEL)
+            ids = ids[:_GHOST_TOKENS]
+            labels = np.full_like(ids, IGNORED_LABEL)
         return {"input_ids": ids, "labels": labels, SAMPLE_KEY: index}
 
 

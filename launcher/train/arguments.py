@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.config.models import JobConfig
+from launcher.data.order import micro_batches_per_step
+from launcher.plan.ds_config import for_global_batch
 from launcher.plan.spec import RankSpec
 
 
-def training_arguments(spec: RankSpec, config: JobConfig) -> Any:
-    """A `transformers.TrainingArguments`. With ZeRO-3 it must exist before the model is loaded, and stay alive."""
+def training_arguments(spec: RankSpec, config: JobConfig, world_size: int) -> Any:
+    """A `transformers.TrainingArguments`. With ZeRO-3 it must exist before the model is loaded, and stay alive.
+
+    However many ranks there are, together they do the run's global batch in a step: accumulation follows from it.
+    """
     from transformers import TrainingArguments
 
     settings: dict[str, Any] = {
@@ -20,11 +25,15 @@ def training_arguments(spec: RankSpec, config: JobConfig) -> Any:
     has_eval = bool(config.data and config.data.eval)
     settings.update(
         output_dir=spec.output_dir,
-        deepspeed=dict(spec.ds_config),
+        deepspeed=for_global_batch(spec.ds_config, spec.global_batch_size),
+        gradient_accumulation_steps=micro_batches_per_step(
+            spec.global_batch_size, int(settings.get("per_device_train_batch_size", 8)), world_size
+        ),
         bf16=spec.precision == "bf16",
         fp16=spec.precision == "fp16",
         use_cpu=spec.device == "cpu",
         activation_checkpointing=spec.gradient_checkpointing,
+        average_tokens_across_devices=True,  # else gradients depend on which rank has which sample
         save_strategy="steps",
         save_steps=config.checkpoint.every_steps,
         save_total_limit=None,  # pruning by step and wholeness is ftlaunch's, not by mtime

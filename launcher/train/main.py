@@ -64,7 +64,7 @@ def _train(spec: RankSpec, config: JobConfig, place: RankPlace, link: Link) -> N
 
     phases.enter("loading model")
     # Before the model: ZeRO-3 partitions the weights while they are loaded, which it knows from these arguments.
-    arguments = training_arguments(spec, config)
+    arguments = training_arguments(spec, config, place.world_size)
     model, tokenizer = load_model_and_tokenizer(spec, config, place, seed=arguments.seed)
 
     phases.enter("encoding data")

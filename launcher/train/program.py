@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from launcher.checkpoint.commit import commit_folder, staging_root
-from launcher.checkpoint.manifest import MANIFEST_NAME, parse_manifest
+from launcher.checkpoint.manifest import read_manifest
 from launcher.config.models import JobConfig
 from launcher.data.batches import Collator, RankBatchSampler, RankLoader, SampleDataset
 from launcher.data.encode import EncodedDataset, encode_dataset, plain_prompt
@@ -21,6 +22,7 @@ from launcher.link import Link
 from launcher.plan.spec import RankSpec
 from launcher.train.alive import Alive
 from launcher.train.card import model_card
+from launcher.train.commit_permit import ask_to_commit
 from launcher.train.resilience import Resilience, barrier, make_readable
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class FineTuning:
         silently."""
         if self.spec.resume_from is None:
             return
-        manifest = parse_manifest((Path(self.spec.resume_from) / MANIFEST_NAME).read_text("utf-8"))
+        manifest = read_manifest(Path(self.spec.resume_from))
         if manifest.data_digest and manifest.data_digest != self.data_digest:
             raise UserError(
                 f"data.train: the files (or the tokenizer) have changed since step {manifest.step} was saved; this "
@@ -120,6 +122,7 @@ class FineTuning:
             num_samples=len(train),
             batch_size=arguments.per_device_train_batch_size,
             world_size=self.place.world_size,
+            global_batch_size=self.spec.global_batch_size,
             seed=arguments.data_seed if arguments.data_seed is not None else arguments.seed,
         )
 
@@ -175,7 +178,7 @@ class FineTuning:
         """`final/`: adapter or model and tokenizer, committed as a checkpoint is. All ranks take part (ZeRO-3
         gathers)."""
         output_dir = self.spec.output_path
-        staged = staging_root(output_dir) / "final"
+        staged = staging_root(output_dir, self.spec.generation) / "final"
         final = output_dir / "final"
         trainer.save_model(str(staged), _internal_call=True)
         barrier()
@@ -185,7 +188,8 @@ class FineTuning:
             (staged / "README.md").write_text(model_card(self.spec, self.config, trainer), "utf-8")
             make_readable(staged)
             manifest = trainer.manifest(staged, kind="final")
-            commit_folder(staged, final, manifest, replace=True)
+            allowed = partial(ask_to_commit, self.link, trainer.state.global_step, "final/")
+            commit_folder(staged, final, manifest, replace=True, may_commit=allowed)
         barrier()
         return final
 

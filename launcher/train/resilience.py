@@ -9,17 +9,15 @@ Agreed saves are in `stop_request.py`; the argument for them is in docs/agreed-s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import transformers.trainer as trainer_module
@@ -28,7 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from launcher.checkpoint.commit import commit_folder, prune, staging_root
 from launcher.checkpoint.identity import FROZEN_BY_STATE
-from launcher.checkpoint.manifest import Manifest, record_files
+from launcher.checkpoint.manifest import Manifest, read_manifest, record_files
 from launcher.checkpoint.verify import missing_state
 from launcher.config.models import JobConfig
 from launcher.data.batches import SAMPLE_KEY, RankLoader
@@ -37,6 +35,10 @@ from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import Drill, RankSpec
 from launcher.train.alive import Alive
+from launcher.train.commit_permit import ask_to_commit
+from launcher.train.loss import mean_over_the_step
+from launcher.train.other_world import divide_anew_when_needed
+from launcher.train.random_state import random_state_kept, seed_anew
 from launcher.train.stop_request import StopRequest
 from launcher.train.versions import stack_versions
 
@@ -74,7 +76,7 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             name="training",
             max_steps=state.max_steps,
             step=state.global_step,
-            steps_per_epoch=-(-len(kwargs["train_dataloader"]) // args.gradient_accumulation_steps),
+            steps_per_epoch=kwargs["train_dataloader"].batch_sampler.order.steps_per_epoch,
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -137,9 +139,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.data_digest = data_digest
         self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index)
         super().__init__(*args, **kwargs)
+        if not self.model_accepts_loss_kwargs:
+            self.compute_loss_func = mean_over_the_step(self.label_smoother)
+            self._loss_shifts_labels = True
         self.add_callback(self.resilience)
         self.remove_callback(PrinterCallback)  # the same figures go to the agent, which shows them
         seek_instead_of_skipping()
+        divide_anew_when_needed()
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -185,6 +191,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.state.compute_steps(self.args, max_steps)
         return positions
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Those that this rank has saved; where the ranks are not as many as they were, new ones from the seed."""
+        if checkpoint is not None and read_manifest(Path(checkpoint)).world_size != self.args.world_size:
+            seed_anew(self.args.seed, self.state.global_step, self.args.world_size, self.args.process_index)
+            return
+        super()._load_rng_state(checkpoint)
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # The Trainer looks at max_steps only after a step: resumed at the planned end it would train one too many.
         if self.state.global_step >= self.state.max_steps:
@@ -201,7 +214,10 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
     # -- save ----------------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(staging_root(self.spec.output_path)) if self._staging else str(super()._get_output_dir(trial))
+        return str(self._staging_root()) if self._staging else str(super()._get_output_dir(trial))
+
+    def _staging_root(self) -> Path:
+        return staging_root(self.spec.output_path, self.spec.generation)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         started = time.monotonic()
@@ -220,7 +236,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
 
     def _commit(self, step: int, started: float) -> None:
         output_dir = self.spec.output_path
-        staged = staging_root(output_dir) / f"checkpoint-{step}"
+        staged = self._staging_root() / f"checkpoint-{step}"
         make_readable(staged)
         missing = missing_state(
             staged,
@@ -232,8 +248,9 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         if missing:
             raise RuntimeError(f"the checkpoint of step {step} is not complete and was not committed: {missing}")
         manifest = self.manifest(staged, kind="checkpoint")
-        committed = commit_folder(staged, output_dir / staged.name, manifest)
-        deleted = prune(output_dir, keep=self.config.checkpoint.keep)
+        allowed = partial(ask_to_commit, self.link, step, staged.name)
+        committed = commit_folder(staged, output_dir / staged.name, manifest, may_commit=allowed)
+        deleted = prune(output_dir, keep=self.config.checkpoint.keep, generation=self.spec.generation)
         seconds = round(time.monotonic() - started, 3)
         self.link.send(
             "checkpoint_saved",
@@ -264,33 +281,14 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             training={key: self.config.training.get(key) for key in FROZEN_BY_STATE},
             own_scheduler="scheduler" not in spec.ds_config,
             data_digest=self.data_digest,
+            global_batch_size=spec.global_batch_size,
             versions=stack_versions(),
             files=record_files(folder),
         )
 
     def samples_seen(self) -> int:
         """Samples that the weights have learned from, over all epochs and ranks (a function of the step alone)."""
-        order = self._make_loader().batch_sampler.order
-        accumulation = self.args.gradient_accumulation_steps
-        steps_per_epoch = -(-order.num_batches // accumulation)
-        epochs, steps = divmod(self.state.global_step, steps_per_epoch)
-        in_epoch = min(steps * accumulation * order.places_per_batch, order.num_samples)
-        return int(epochs * order.num_samples + in_epoch)
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Python's, NumPy's and torch's random states (CPU and this rank's GPU) are the same after as before."""
-    python_state, numpy_state, cpu_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.random.set_rng_state(cpu_state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state)
+        return self._make_loader().batch_sampler.order.samples_after(self.state.global_step)
 
 
 def barrier() -> None:

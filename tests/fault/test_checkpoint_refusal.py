@@ -114,14 +114,6 @@ def test_another_job_on_the_same_folder_is_refused(trained: Job, tmp_path: Path)
     assert "lora.r: 4 there, 8 now" in run.log
 
 
-def test_another_number_of_ranks_is_refused_not_restarted_from_scratch(trained: Job, tmp_path: Path) -> None:
-    job = copy_of(trained, tmp_path, max_steps=8)
-    run = job.run("--set", "cluster.nproc_per_node=1")
-    assert run.process.returncode == 3
-    assert "saved by 2 ranks and this start has 1" in run.log
-    assert job.checkpoint(6).is_dir()
-
-
 def test_two_runs_on_one_folder(make_job: MakeJob) -> None:
     job = make_job(training={"max_steps": 4000})
     with job.start() as first:

@@ -87,7 +87,7 @@ def shorten_data(job: Job, num_records: int) -> None:
 
 def assert_samples_are_exact(job: Job) -> None:
     """What the ranks say they were given is the order itself: each sample of 12 steps x 4 places once, none twice."""
-    order = SampleOrder(num_samples=NUM_RECORDS, batch_size=2, world_size=2, seed=42)
+    order = SampleOrder(num_samples=NUM_RECORDS, batch_size=2, world_size=2, global_batch_size=4, seed=42)
     expected = order.permutation(0)[: STEPS * order.places_per_batch].tolist()
     steps = effective_samples(read_samples(job.output_dir))
     assert sorted(steps) == list(range(1, STEPS + 1))

@@ -31,9 +31,11 @@ def state_files(step: int, world_size: int, *, max_steps: int = 100) -> dict[str
     return files
 
 
-def stage(output_dir: Path, step: int, world_size: int = 2, *, without: Collection[str] = ()) -> Path:
-    """Write what the ranks write, not committed yet."""
-    folder = staging_root(output_dir) / f"checkpoint-{step}"
+def stage(
+    output_dir: Path, step: int, world_size: int = 2, *, without: Collection[str] = (), generation: int = 1
+) -> Path:
+    """Write what the ranks of this generation write, not committed yet."""
+    folder = staging_root(output_dir, generation) / f"checkpoint-{step}"
     for name, content in state_files(step, world_size).items():
         if name not in without:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -53,6 +55,7 @@ def manifest_of(folder: Path, step: int, world_size: int = 2, **fields: Any) -> 
         "samples_seen": step * 8,
         "versions": {"torch": "2.11"},
         "files": record_files(folder),
+        "global_batch_size": 8,
         "planned_steps": 100,
         "plan": {"max_steps": 100, "num_train_epochs": None},
     }

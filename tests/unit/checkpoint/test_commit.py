@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.commit import clear_staging, commit_folder, prune, staging_root
+from launcher.checkpoint.commit import STAGING_NAME, clear_staging, commit_folder, prune, staging_root
 from launcher.checkpoint.manifest import MANIFEST_NAME
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from tests.unit.checkpoint.checkpoint_folders import contents, manifest_of, save, stage, state_files
@@ -150,17 +150,67 @@ def test_a_file_that_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypa
 
 def test_staging_lies_on_the_same_file_system_and_is_no_checkpoint(tmp_path: Path) -> None:
     stage(tmp_path, 20)
-    assert staging_root(tmp_path).is_relative_to(tmp_path)
+    assert staging_root(tmp_path, 1).is_relative_to(tmp_path)
     assert list_checkpoints(tmp_path) == []
 
 
-def test_clearing_the_staging_touches_nothing_else(tmp_path: Path) -> None:
+def test_clearing_the_staging_removes_earlier_generations_only(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    stage(tmp_path, 20)
-    clear_staging(tmp_path)
-    clear_staging(tmp_path)
-    assert not staging_root(tmp_path).exists()
+    mine, later = stage(tmp_path, 20, generation=10), stage(tmp_path, 30, generation=11)
+    stage(tmp_path, 20, generation=9)
+    stage(tmp_path, 20, generation=2)
+    before = contents(mine) | contents(later)
+    clear_staging(tmp_path, below=10)
+    clear_staging(tmp_path, below=10)
+    assert sorted(path.name for path in (tmp_path / STAGING_NAME).iterdir()) == ["gen-10", "gen-11"]
+    assert contents(mine) | contents(later) == before
     assert whole_steps(tmp_path) == [10]
+
+
+def test_clearing_removes_what_a_version_without_generations_has_left(tmp_path: Path) -> None:
+    legacy = tmp_path / STAGING_NAME
+    (legacy / "checkpoint-20").mkdir(parents=True)
+    (legacy / "checkpoint-20" / "weights").write_text("x")
+    (legacy / "stray").write_text("x")
+    clear_staging(tmp_path, below=1)
+    assert list(legacy.iterdir()) == []
+    clear_staging(tmp_path / "nothing there", below=1)
+
+
+def test_a_cut_off_generation_cannot_commit_what_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder loses its name before the first file goes: half a folder never gets a final name."""
+    staged = stage(tmp_path, 20, generation=1)
+    manifest = manifest_of(staged, 20)
+    rmtree = shutil.rmtree
+
+    def commit_meanwhile(path: Path, **options: bool) -> None:
+        with pytest.raises(FileNotFoundError):
+            staged.rename(tmp_path / "checkpoint-20")
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", commit_meanwhile)
+    clear_staging(tmp_path, below=2)
+    with pytest.raises(FileNotFoundError):
+        commit_folder(staged, tmp_path / "checkpoint-20", manifest)
+    assert list_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_generation_that_is_over_changes_no_name(tmp_path: Path, replace: bool) -> None:
+    """The question comes last, when everything is durable; a refusal leaves all names as they are."""
+    save(tmp_path, 20)
+    staged = stage(tmp_path, 20, generation=1)
+    before = contents(tmp_path / "checkpoint-20")
+
+    def refused() -> None:
+        assert (staged / MANIFEST_NAME).is_file()
+        raise RuntimeError("this generation is over")
+
+    with pytest.raises(RuntimeError, match="over"):
+        commit_folder(staged, tmp_path / "checkpoint-20", manifest_of(staged, 20), replace=replace, may_commit=refused)
+    assert contents(tmp_path / "checkpoint-20") == before
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-20"]
+    assert staged.is_dir()
 
 
 # -- pruning -----------------------------------------------------------------------------------------------------------
@@ -170,7 +220,7 @@ def test_clearing_the_staging_touches_nothing_else(tmp_path: Path) -> None:
 def test_the_newest_whole_ones_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None:
     for step in (10, 20, 30, 40, 50):
         save(tmp_path, step)
-    deleted = prune(tmp_path, keep)
+    deleted = prune(tmp_path, keep, generation=1)
     assert whole_steps(tmp_path) == kept
     assert sorted(path.name for path in deleted) == [f"checkpoint-{s}" for s in (10, 20, 30, 40, 50) if s not in kept]
     assert not any(path.exists() for path in deleted)
@@ -181,7 +231,7 @@ def test_age_is_the_step_never_the_mtime(tmp_path: Path) -> None:
         save(tmp_path, step)
     for age, step in enumerate((1000, 100, 90)):
         os.utime(tmp_path / f"checkpoint-{step}", (age, age))
-    prune(tmp_path, 2)
+    prune(tmp_path, 2, generation=1)
     assert whole_steps(tmp_path) == [1000, 100]
 
 
@@ -191,7 +241,7 @@ def test_keep_counts_only_whole_ones_and_the_others_stay(tmp_path: Path) -> None
     (tmp_path / "checkpoint-40" / MANIFEST_NAME).unlink()
     os.truncate(tmp_path / "checkpoint-30" / "scheduler.pt", 1)
     (tmp_path / "checkpoint-99").mkdir()
-    assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint-10"]
+    assert [path.name for path in prune(tmp_path, 1, generation=1)] == ["checkpoint-10"]
     assert [step for step, _ in list_checkpoints(tmp_path)] == [99, 40, 30, 20]
     assert whole_steps(tmp_path) == [20], "the only good one was not deleted"
 
@@ -208,8 +258,8 @@ def test_a_kill_while_pruning_leaves_nothing_that_looks_like_a_checkpoint(
 
     monkeypatch.setattr(shutil, "rmtree", half)
     with pytest.raises(Killed):
-        prune(tmp_path, 1)
+        prune(tmp_path, 1, generation=1)
     assert [step for step, _ in list_checkpoints(tmp_path)] == [20]
     monkeypatch.undo()
-    clear_staging(tmp_path)
+    clear_staging(tmp_path, below=2)
     assert not list(tmp_path.rglob("pruned-*"))

@@ -25,7 +25,7 @@ def encoded(num_samples: int) -> EncodedDataset:
 
 
 def loader(num_samples: int, batch_size: int, world_size: int, rank: int, **options: Any) -> RankLoader:
-    order = SampleOrder(num_samples, batch_size, world_size, seed=5)
+    order = SampleOrder(num_samples, batch_size, world_size, batch_size * world_size, seed=5)
     return RankLoader(SampleDataset(encoded(num_samples)), RankBatchSampler(order, rank), Collator(PAD), **options)
 
 
