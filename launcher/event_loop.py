@@ -9,11 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from launcher.link import STOP_SIGNALS
 
 TICK_S = 1.0
+
+_T = TypeVar("_T")
 
 
 class StopSignals:
@@ -55,10 +58,11 @@ class StopSignals:
 class EventLoop:
     """`on_tick` is called after every wait, which lasts at most `TICK_S`."""
 
-    def __init__(self, on_tick: Callable[[], None]) -> None:
+    def __init__(self, on_tick: Callable[[], None] = lambda: None) -> None:
         self._selector = selectors.DefaultSelector()
-        self._on_tick = on_tick
+        self.on_tick = on_tick
         self._bounds: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}  # like bounds, but they outlive `clear_bounds`
 
     def register(self, source: Any, handler: Callable[[], None]) -> None:
         """Call `handler` whenever `source` (a descriptor or an object with `fileno`) is readable."""
@@ -83,6 +87,18 @@ class EventLoop:
     def clear_bounds(self) -> None:
         self._bounds.clear()
 
+    def every(self, name: str, seconds: float, handler: Callable[[], None]) -> None:
+        """Call `handler` every `seconds` from now on; `stop_timer` ends it."""
+
+        def due() -> None:
+            self._timers[name] = (time.monotonic() + seconds, due)
+            handler()
+
+        self._timers[name] = (time.monotonic() + seconds, due)
+
+    def stop_timer(self, name: str) -> None:
+        self._timers.pop(name, None)
+
     def deliver(self, signals: StopSignals, handler: Callable[[int], None]) -> None:
         """Call `handler` with the number of every stop signal, from within `wait`."""
 
@@ -92,11 +108,11 @@ class EventLoop:
 
         self.register(signals.reader, read)
 
-    def wait(self) -> None:
+    def wait(self, at_most_s: float = TICK_S) -> None:
         """Wait for the next thing to happen, at most until the nearest bound or the tick, and handle it."""
         now = time.monotonic()
-        timeout_s = min([TICK_S, *(max(0.0, at - now) for at, _ in self._bounds.values())])
-        for key, _ in self._selector.select(timeout_s):
+        due = [at for at, _ in (*self._bounds.values(), *self._timers.values())]
+        for key, _ in self._selector.select(min([at_most_s, *(max(0.0, at - now) for at in due)])):
             handler: Callable[[], None] = key.data
             handler()
         now = time.monotonic()
@@ -104,7 +120,27 @@ class EventLoop:
             if at <= now and name in self._bounds:
                 del self._bounds[name]
                 handler()
-        self._on_tick()
+        for name, (at, handler) in list(self._timers.items()):
+            if at <= now and name in self._timers:
+                handler()
+        self.on_tick()
+
+    def aside(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns or raises. It runs in a thread of its own, while everything else here is handled as
+        usual: reading a checkpoint of 100 GB takes longer than the silence after which a node counts as lost."""
+        done, ended = socket.socketpair()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
+        self.register(done, lambda: self.unregister(done))
+        try:
+            future = pool.submit(work)
+            future.add_done_callback(lambda _: ended.close())  # end of file wakes the selector
+            while not future.done():
+                self.wait()
+            return future.result()
+        finally:
+            self.unregister(done)
+            done.close()
+            pool.shutdown(wait=False)
 
     def close(self) -> None:
         self._selector.close()

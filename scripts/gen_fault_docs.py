@@ -37,14 +37,14 @@ HEAD = """\
 Written by `scripts/gen_fault_docs.py` from the catalogue in `launcher/diagnose/`; do not edit this page.
 
 After a failed attempt ftlaunch reads the logs of all ranks, their exits, the kernel log and the cgroup's counter of
-out-of-memory kills, and names one cause. What a process prints because another one failed is set aside. The verdict is
-in `ftlaunch/incidents/<utc>-<class>/` of the output folder; cause and remedy are shown in English or Chinese
-(`FTLAUNCH_LANG`, else the locale).
+out-of-memory kills, and names one cause. Of several nodes the one whose rank failed first does so for its own ranks.
+What a process prints because another one failed is set aside. The verdict is in `ftlaunch/incidents/<utc>-<class>/` of
+the output folder; cause and remedy are shown in English or Chinese (`FTLAUNCH_LANG`, else the locale).
 
 | action | what this version does |
 |---|---|
 | `retry` | starts again by itself, while [progress](exit-codes.md#when-ftlaunch-gives-up) is made |
-| `retry_excluding_node` | the same; leaving a node out needs several nodes and comes later |
+| `retry_excluding_node` | the same; leaving the node out comes later |
 | `adjust:WHAT` | stops with exit code 1 and shows the remedy; changing WHAT by itself comes later |
 | `stop` | stops with exit code 1: a rerun would meet the same fault |
 

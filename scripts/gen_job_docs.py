@@ -44,7 +44,8 @@ data: {train: train.jsonl}
 - Order of precedence: `--set KEY=VALUE` over `FTLAUNCH_SET` (entries separated by `;` or line breaks) over the file
   over the defaults. Values are YAML: `--set training.max_steps=100`, `--set 'data.train=[a.jsonl, b.jsonl]'`.
 - `~`, `$NAME` and `${NAME}` are expanded in paths only: `output_dir`, `model.path`, `data.train`, `data.eval`,
-  `deepspeed.config`. A variable that is not set is an error. Relative paths begin at the folder of job.yaml.
+  `deepspeed.config`, `cluster.hostfile`. A variable that is not set is an error. Relative paths begin at the folder of
+  job.yaml.
 - `ftlaunch plan` shows every resolved value with its origin.
 - A section that is left out has the defaults of its keys.
 
@@ -57,20 +58,24 @@ no effect.
 NOTES: Mapping[str, str] = {
     "command": "Later: refused (exit code 2)",
     "checkpoint.memory": "Later: `on` is refused; `auto` and `off` both mean off",
-    "cluster.nodes": "Later: more than 1 is refused",
-    "cluster.hosts": "Later: more than one host is refused",
-    "cluster.interface": "`auto` is the loopback on one node",
+    "cluster.nodes": "Left out, the platform's number counts ([platforms.md](platforms.md)); a number that contradicts "
+    "it is refused",
+    "cluster.hosts": "The node's index is its place in the list",
+    "cluster.hostfile": "`slots` is the number of ranks on each node",
+    "cluster.interface": "`auto` is the loopback on one node, else the interface of the route to the other nodes",
     "cluster.master_port": "Used by the first attempt of a start, refused when it is taken; every later attempt takes "
     "a new free port",
-    "cluster.nproc_per_node": "1 on a machine without GPU",
+    "cluster.nproc_per_node": "1 on a machine without GPU; the same on every node",
+    "cluster.token": "Never shown",
+    "cluster.gather_seconds": "At most half of wait_seconds",
     "restart.hang_seconds": "Later: a number is refused; a rank that hangs ends with `training.ddp_timeout`",
     "restart.adjust": "Later: no effect, which a start says where the key is given; an out-of-memory error stops the "
     "run with exit code 1",
     "spot.notice": "Later: no effect; SIGTERM, SIGINT and SIGHUP are always heeded",
     "monitor.tensorboard": "Needs the package `tensorboard`; files are in `runs/` below output_dir",
     "monitor.prometheus_port": "Later: anything but 0 is refused",
-    "deepspeed.stage": "`auto`: 2 where it fits 70 % of the smallest card, else 3 ([sizing.md](sizing.md)); a run that "
-    "continues keeps its stage",
+    "deepspeed.stage": "`auto`: 2 where it fits 70 % of the smallest card with the fewest nodes, else 3 "
+    "([sizing.md](sizing.md)); a run that continues keeps its stage",
     "deepspeed.config": "Checked before the start: micro-batch, accumulation and precision must agree with job.yaml, "
     'or be `"auto"`',
     "precision": "A run that continues keeps its precision",
@@ -97,8 +102,9 @@ A start continues the run in `output_dir` when these agree with the newest whole
 `data.train_on_prompt`, `data.system_prompt`, the ZeRO stage, the precision, the `lora` section (not with
 `method: full`), the `qlora` section (with `method: qlora`), and of `training`: `seed`, `data_seed`,
 `per_device_train_batch_size`, `gradient_accumulation_steps`, `optim`. A difference is an error (exit code 2) that lists
-old and new values; nothing is overwritten. Another number of ranks ends with exit code 3: start where as many ranks
-run, or choose another output_dir. `ftlaunch plan` and `ftlaunch check` say both beforehand.
+old and new values; nothing is overwritten. The number of ranks may change
+([checkpoints.md](checkpoints.md#with-another-number-of-ranks)). `ftlaunch plan` and `ftlaunch check` say beforehand
+what a start would refuse.
 
 - `precision: auto` and `deepspeed.stage: auto` stay what they were at the first start, also on another kind of machine.
 - The data is compared by content: when the encoded training data (files, template, tokenizer) is not what the

@@ -27,24 +27,44 @@ Written by `scripts/gen_platform_docs.py` from `launcher/platforms/table.py`; do
 ftlaunch finds out by environment variables which platform has started it, how many nodes there are and which of them
 this is. `ftlaunch plan` shows the platform and the variables that say so; with `--json` under `place`.
 
-- What job.yaml says wins: `cluster.hosts` over every platform; `cluster.nodes`, `cluster.nproc_per_node` and
-  `cluster.master_port` over the platform's values.
+- What job.yaml says wins: `cluster.hosts` and `cluster.hostfile` over every platform; `cluster.nodes` and
+  `cluster.nproc_per_node` over the platform's values.
 - A place is never guessed. Where two readings are possible (two platforms that disagree, job.yaml and a platform that
   disagree, a `WORLD_SIZE` that nobody explains) ftlaunch names both and ends with exit code 2.
 - Where nothing is recognised it is one machine by itself.
 - `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and the like are never passed on to the ranks as they came.
 
-This version trains on one node. Where the platform says that it has started more, every node ends with exit code 2
-and names the variables.
+## Several nodes
+
+The platform starts the same command on every node, and each is one agent: `n0`, `n1`, ... by the node index.
+
+- **Where they meet**: at the hosts of the job, where the platform names them; else at the master, from where each hears
+  of the others. A master's name that does not resolve yet (its pod is not up) is waited for, up to
+  `cluster.wait_seconds`; `ftlaunch plan` says so and goes on.
+- **Port**: `cluster.agent_port`, else the platform's `MASTER_PORT` (a Kubernetes service may let through no other),
+  else 29430. The ranks of each attempt take a fresh port on the node that leads.
+- **Interface**: the one that holds the address by which the list of hosts, or `MASTER_ADDR`, knows this node; else that
+  of the route to node 0, or on node 0 to another host; else that of the default route. IPv4. `cluster.interface` wins.
+  It becomes `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` unless you or the platform have set them.
+- **Who is let in**: who has the run's token (`cluster.token`, `FTLAUNCH_TOKEN`, else one that the first node draws in
+  output_dir), the same job.yaml, the same versions (Python to the minor release, the driver does not matter), the same
+  device, precision, ZeRO stage, number of ranks and output folder. A difference is shown as
+  `precision: fp16, not bf16`.
+- **output_dir** is one folder for all nodes, at the same path ([preflight](preflight.md): `disk.shared`).
+- **Fewer nodes**: with `cluster.nodes: MIN:MAX` the run goes on with MIN or more. An optimizer step keeps its number of
+  samples; each rank does more micro-batches. `deepspeed.stage: auto` is chosen for MIN nodes.
 """
 
 LISTED = """\
 ## Hosts that you name
 
-`cluster.hosts: [10.0.0.1, node-2, me@node-3]`: the node's index is its place in the list. This machine is found there
-by an address or by its name, else by resolving the names (3 s for all). A machine outside the list only starts the
-others; where a platform of the table has started it, that is refused. A host that stands there twice, also by two
-names, is refused, and so is `localhost` among several.
+`cluster.hosts: [10.0.0.1, node-2, me@node-3]`, or `cluster.hostfile: /job/hostfile` with `HOST slots=N` lines: the
+node's index is its place in the list. This machine is found there by an address or by its name, else by resolving the
+names (3 s for all). A machine outside the list only starts the others; where a platform of the table has started it,
+that is refused. A host that stands there twice, also by two names, is refused, and so is `localhost` among several.
+
+`slots` is the number of ranks on each node, as DeepSpeed reads it, unless `cluster.nproc_per_node` is given; different
+numbers are refused. With fewer `cluster.nodes` than hosts (at least 2) the others are a reserve.
 """
 
 NESTING = """\
@@ -78,7 +98,9 @@ CAVEATS = """\
 - Restart policy `ExitCode`: 138 asks for a restart, 1 to 3 do not ([exit-codes.md](exit-codes.md)).
 - `SharedMemory` of the resource configuration: 4 GiB or more for eight GPUs (64 MiB x ranks², at least 1 GiB). Jobs
   on public resources (`EcsSpec`) have no such field; `ftlaunch check` measures what is there.
-- `output_dir` on a NAS, CPFS or OSS mount, with `MountAccess: RW`.
+- `output_dir` on a NAS, CPFS or OSS mount, with `MountAccess: RW`; for several nodes NAS or CPFS.
+- Several nodes: nothing to set. `WORLD_SIZE`, `RANK`, `MASTER_ADDR` and `MASTER_PORT` of the job are read; the agents
+  meet at `MASTER_ADDR`, port `MASTER_PORT` (23456).
 - `TerminationGracePeriodSeconds` at least `spot.grace_seconds` and 5 s more. Spot instances may be taken without any
   notice: then the run goes on from the newest checkpoint, so choose `checkpoint.every_steps` by what you can bear to
   lose.
@@ -86,6 +108,15 @@ CAVEATS = """\
 - The DLC job id plays no part: submit the same job again and the same output_dir continues.
 - OSS mounts (JindoFuse, ossfs) have no atomic rename and know no locks. Verification finds a checkpoint that is not
   whole; two runs in one folder are not found there.
+
+## Slurm
+
+- One task on each node, from the batch script or a shell of `salloc`: `srun --ntasks-per-node=1 ftlaunch ...`.
+- Node 0 is the first of the node list. The agents meet at all hosts of the list, port 29430. Two jobs on one node need
+  different ports: `cluster.agent_port`.
+- To go on with fewer nodes (`cluster.nodes: MIN:MAX`) the job has to outlive a node: `sbatch --no-kill` and
+  `srun --no-kill --kill-on-bad-exit=0 --ntasks-per-node=1 ftlaunch ...` (general knowledge, not tried).
+- `srun` ends with the highest exit code of its tasks.
 """
 
 MEANING = {

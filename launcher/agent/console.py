@@ -1,7 +1,7 @@
 """What a person sees: short lines, rank 0's own output, a progress line. Colour and prefixes only on a terminal.
 
 Invariant (promise 10): progress lines come from steps that ranks have finished, never from a timer, so silence means
-standstill and a watchdog above may rely on it.
+standstill and a watchdog above may rely on it. While steps of less than a minute are made, no minute is without a line.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO, TextIO
 
 _PROGRESS_EVERY_S = 10.0
+_NEVER_SILENT_FOR_S = 60.0
+_SILENT_S, _SILENT_AS_ECHO_S = 15.0, 35.0  # after so long, long work is shown
 _REDRAW_EVERY_S = 0.1
 _BAR_CELLS = 16
 _MIRROR_BYTES = 1 << 20  # of a rank's log, at most, each time
@@ -29,6 +31,8 @@ class Console:
         self._last_written_s = time.monotonic()
         self._bar_shown = False
         self._last_progress_s = 0.0
+        self._last_step_s = 0.0
+        self.is_echo = False  # another node shows the progress of all: here no more is said than a watchdog needs
         self._mirrored: dict[Path, IO[bytes]] = {}
 
     def say(self, text: str) -> None:
@@ -45,8 +49,8 @@ class Console:
     def progress(self, step: int, max_steps: int | None, loss: float | None, seconds_per_step: float | None) -> None:
         """Called when a step was finished: a redrawn bar on a terminal, a line now and then elsewhere."""
         now = time.monotonic()
-        pause_s = _REDRAW_EVERY_S if self.tty else _PROGRESS_EVERY_S
-        if now - self._last_progress_s < pause_s and step != max_steps:
+        step_s, self._last_step_s = now - self._last_step_s, now
+        if step != max_steps and not self._is_progress_due(now, step_s):
             return
         self._last_progress_s = now
         parts = [f"step {step}" + (f"/{max_steps}" if max_steps else "")]
@@ -66,6 +70,20 @@ class Console:
         text = text[: max(0, room)]  # a wrapped bar would scroll instead of being redrawn
         self._write(f"\r\x1b[2K{self._paint('36', 'ftlaunch')} {bar} {text}")
         self._bar_shown = True
+
+    def _is_progress_due(self, now: float, step_s: float) -> bool:
+        if self.tty:
+            return now - self._last_progress_s >= _REDRAW_EVERY_S
+        if self.is_echo:  # the step after this one may come too late
+            return self.silent_for_s() + step_s > _NEVER_SILENT_FOR_S
+        return now - self._last_progress_s >= _PROGRESS_EVERY_S
+
+    def long_work(self, text: str) -> None:
+        """Something goes forward (encoding, evaluation, a long step): said where neither steps nor lines have shown
+        it for a while. To be called often enough: every 20 s."""
+        limit_s = _SILENT_AS_ECHO_S if self.is_echo else _SILENT_S
+        if min(self.silent_for_s(), time.monotonic() - self._last_step_s) > limit_s:
+            self.say(text)
 
     def mirror(self, path: Path, prefix: str) -> None:
         """Show what has been added to a rank's log since the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -33,6 +34,7 @@ class AppendedLines:
         self.path = path
         self.trouble = ""
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT_LINES)
+        self._lock = threading.Lock()
         cut_short = path.is_file() and _last_byte(path) not in (b"", b"\n")
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         # By a full disk or a lost machine: the next record must not be glued to it. (Another writer's line, seen half
@@ -42,8 +44,9 @@ class AppendedLines:
 
     def append(self, record: dict[str, Any]) -> None:
         text = json.dumps(record, ensure_ascii=False, default=str)
-        self._kept.append(text.encode("utf-8", "backslashreplace") + b"\n")
-        self._write_kept()
+        with self._lock:  # work that is done aside (`EventLoop.aside`) records as well
+            self._kept.append(text.encode("utf-8", "backslashreplace") + b"\n")
+            self._write_kept()
 
     def _write_kept(self) -> None:
         try:

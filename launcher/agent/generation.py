@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.agent.crew import Turn
 from launcher.agent.lifecycle import RankExit
 from launcher.errors import UserError
 from launcher.link import Link
@@ -84,16 +85,16 @@ def port_is_free(address: str, port: int) -> bool:
         return True
 
 
-def contract(rank: int, local_size: int, master_addr: str, master_port: int) -> Mapping[str, str]:
-    """What differs from rank to rank and from attempt to attempt in DeepSpeed's environment contract (one node)."""
+def contract(turn: Turn, rank: int, master_port: int) -> Mapping[str, str]:
+    """What differs from rank to rank and from attempt to attempt in DeepSpeed's environment contract."""
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(local_size),
-        "LOCAL_SIZE": str(local_size),
-        "LOCAL_WORLD_SIZE": str(local_size),
-        "CROSS_RANK": "0",
-        "CROSS_SIZE": "1",
-        "MASTER_ADDR": master_addr,
+        "LOCAL_RANK": str(rank - turn.ranks.start),
+        "WORLD_SIZE": str(turn.world_size),
+        "LOCAL_SIZE": str(turn.mine.num_ranks),
+        "LOCAL_WORLD_SIZE": str(turn.mine.num_ranks),
+        "CROSS_RANK": str(turn.index),
+        "CROSS_SIZE": str(turn.num_nodes),
+        "MASTER_ADDR": turn.master_addr,
         "MASTER_PORT": str(master_port),
     }

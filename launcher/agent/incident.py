@@ -61,14 +61,24 @@ class IncidentRecorder:
         self._began_at = time.time()
 
     def ranks_failed(
-        self, generation: int, lifecycle: Lifecycle, ranks: Sequence[RankProcess], input_error: str | None
-    ) -> Incident:
+        self,
+        generation: int,
+        lifecycle: Lifecycle,
+        ranks: Sequence[RankProcess],
+        input_error: str | None,
+        *,
+        only_if_it_stays: bool = False,
+    ) -> Incident | None:
+        """`only_if_it_stays`: None, and nothing recorded, for a fault that a new attempt may do without."""
         if input_error is not None:
-            codes = [view.exit.code for view in lifecycle.ranks if view.exit is not None]
+            codes = [view.exit.code for view in lifecycle.ranks.values() if view.exit is not None]
             code = int(ExitCode.REFUSED if ExitCode.REFUSED in codes else ExitCode.WRONG_INPUT)
             return Incident("input", retryable=False, input_error_code=code, message=input_error)
         evidence = [self._rank_evidence(lifecycle, rank) for rank in ranks]
-        incident = self._record(diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation})
+        verdict = diagnose(evidence, [self._node_evidence()])
+        if only_if_it_stays and (verdict.retryable or verdict.action in ADJUSTED_BY_RESTART):
+            return None
+        incident = self._record(verdict, evidence, {"generation": generation})
         return replace(incident, label=_label(incident, evidence))
 
     def fork_server_failed(self, generation: int, failure: ForkServerError) -> Incident:

@@ -24,10 +24,13 @@ def signal_name(number: int) -> str:
 
 
 class Ending(Enum):
+    """Of this node's ranks."""
+
     FINISHED = "finished"  # every rank reached the planned end
     STOPPED = "stopped"  # every rank saved at the agreed step and left
     ABANDONED = "abandoned"  # asked to stop, ended without an agreed save
     FAILED = "failed"  # a rank ended in a way that nobody asked for
+    WITHDRAWN = "withdrawn"  # killed because the generation is over on other nodes
 
 
 @dataclass(frozen=True)
@@ -78,21 +81,40 @@ class Bound:
     seconds: float
 
 
-Action = Tell | KillGroup | Bound
+@dataclass(frozen=True)
+class StopAsked:
+    """A stop signal has reached a rank: all nodes have to agree on what follows."""
 
-SETTLE_AFTER_ERROR_S = 1.0  # the others' own tracebacks are evidence: which exception came first, and on which ranks
+    source: str
+
+
+@dataclass(frozen=True)
+class WaitsAt:
+    """A rank waits at the end of this step, to be told at which one to save: all nodes have to agree on it."""
+
+    step: int
+
+
+Action = Tell | KillGroup | Bound | StopAsked | WaitsAt
+
+SETTLE_AFTER_ERROR_S = 0.5  # the others' own tracebacks are evidence: which exception came first, and on which ranks
 SETTLE_AFTER_SIGNAL_S = 0.0  # a killed rank leaves the others in a collective, where they have nothing to add
 # A process that outlives SIGKILL this long hangs in a driver or on a dead file system; freeing hundreds of GiB of
-# pinned
-# memory takes tens of seconds, too.
+# pinned memory takes tens of seconds, too.
 KILLED_WITHIN_S = 120.0
 
 
 class Lifecycle:
-    """One generation with `num_ranks` ranks on this node."""
+    """One generation's ranks on this node, `ranks` being their global numbers.
 
-    def __init__(self, num_ranks: int, *, grace_s: float) -> None:
-        self.ranks = [RankView(rank) for rank in range(num_ranks)]
+    `alone`: no other node takes part, so stop and agreed save are decided here. Otherwise `StopAsked` and `WaitsAt` say
+    what the nodes have to agree on, and `prepare_save`, `save_at`, `withdraw` what they have agreed on.
+    """
+
+    def __init__(self, ranks: range, *, grace_s: float, alone: bool = True) -> None:
+        self.ranks = {rank: RankView(rank) for rank in ranks}
+        self._alone = alone
+        self._withdrawn = False
         self.first_failure: RankView | None = None
         self.stop_source: str | None = None
         self.save_at: int | None = None
@@ -117,10 +139,11 @@ class Lifecycle:
             view.stopped_at = int(message["step"])
         elif kind == "at_step" and self.save_at is None and self.stop_source is not None:
             # The first rank that waits at step k: no rank can finish step k + 1 before it goes on.
-            self.save_at = int(message["step"]) + 1
-            return [Tell("save_at", {"step": self.save_at})]
+            step = int(message["step"])
+            return self.agree_on_save(step + 1) if self._alone else [WaitsAt(step)]
         elif kind == "signal":
-            return self.on_stop_request(f"{signal_name(message['signal'])} to rank {rank}", to_agent=False)
+            source = f"{signal_name(message['signal'])} to rank {rank}"
+            return self.on_stop_request(source, to_agent=False) if self._alone else [StopAsked(source)]
         return []
 
     def on_exit(self, rank: int, exit_: RankExit) -> Sequence[Action]:
@@ -146,13 +169,31 @@ class Lifecycle:
         if self.stop_source is not None:
             return self._kill("asked to stop a second time") if self._num_agent_signals > 1 else []
         self.stop_source = source
-        if not any(view.stepped for view in self.ranks):
+        if not self.stepped:
             return self._kill("asked to stop before the first step of this attempt")
         return [Tell("prepare_save"), Bound("grace", self._grace_s)]
 
+    def prepare_save(self, source: str) -> Sequence[Action]:
+        """The nodes want to agree on a save, after which the ranks leave."""
+        if self.stop_source is not None:
+            return []
+        self.stop_source = source
+        return [Tell("prepare_save")]
+
+    def agree_on_save(self, step: int) -> Sequence[Action]:
+        if self.save_at is not None:
+            return []
+        self.save_at = step
+        return [Tell("save_at", {"step": step})]
+
+    def withdraw(self, reason: str) -> Sequence[Action]:
+        """The generation is over for this node, whatever its ranks do."""
+        self._withdrawn = True
+        return self._kill(reason)
+
     def on_bound(self, name: str) -> Sequence[Action]:
         if name == "killed":
-            self.undead = tuple(view.rank for view in self.ranks if view.exit is None)
+            self.undead = tuple(view.rank for view in self.ranks.values() if view.exit is None)
             return []
         if name == "settled":
             return self._kill("a rank has failed")
@@ -162,7 +203,7 @@ class Lifecycle:
 
     @property
     def over(self) -> bool:
-        return all(view.exit is not None for view in self.ranks)
+        return all(view.exit is not None for view in self.ranks.values())
 
     @property
     def killing(self) -> bool:
@@ -170,15 +211,23 @@ class Lifecycle:
 
     @property
     def reached_step(self) -> int:
-        return max(view.step for view in self.ranks)
+        return max(view.step for view in self.ranks.values())
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a rank of this node has finished an optimizer step in this generation."""
+        return any(view.stepped for view in self.ranks.values())
 
     def ending(self) -> Ending:
         """Only meaningful once `over`."""
-        if all(view.finished and view.exit is not None and view.exit.clean for view in self.ranks):
+        views = self.ranks.values()
+        if all(view.finished and view.exit is not None and view.exit.clean for view in views):
             return Ending.FINISHED
+        if self._withdrawn and self.first_failure is None:
+            return Ending.WITHDRAWN
         if self.stop_source is None or self._failed_before_stop:
             return Ending.FAILED
-        clean = all(view.stopped_at is not None and view.exit is not None and view.exit.clean for view in self.ranks)
+        clean = all(view.stopped_at is not None and view.exit is not None and view.exit.clean for view in views)
         return Ending.STOPPED if clean else Ending.ABANDONED
 
     def _kill(self, reason: str) -> Sequence[Action]:

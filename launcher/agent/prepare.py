@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.agent.completion import finished_already
 from launcher.agent.generation import port_is_free
 from launcher.checkpoint.choose import choose_checkpoint
+from launcher.checkpoint.manifest import Manifest
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
@@ -41,45 +41,58 @@ class Prepared:
     def resume_preview(self) -> str:
         """What a start would continue from, in words. Looks only, and compares sizes, not contents: a start does both.
 
-        Raises UserError or PreflightRefused where the output folder holds what this start cannot continue.
+        Raises UserError where the output folder holds what this start cannot continue.
         """
         config, plan = self.job.config, self.plan
         if finished_already(self.output_dir, plan.identity, config.training, hashes=False) is not None:
             return "nothing left to do: this run has reached its planned end"
-        choice = choose_checkpoint(self.output_dir, plan.identity, plan.num_ranks.value, hashes=False)
+        choice = choose_checkpoint(self.output_dir, plan.identity, hashes=False)
         refused = "".join(f"; {v.path.name} refused: {v.reason}" for v in choice.refused)
         if choice.taken is None:
             return f"from the beginning{refused}"
         return f"step {choice.taken.step} ({choice.taken.path}){refused}"
 
 
-def prepare(config: Path | None, overrides: Sequence[str], environ: Mapping[str, str], *, write: bool) -> Prepared:
-    """Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what this node cannot do."""
+def prepare(
+    config: Path | None,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    write: bool,
+    job: LoadedJob | None = None,
+) -> Prepared:
+    """`job`: loaded already. Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what
+    this node cannot do."""
     refuse_nesting(environ)
-    job = load_job(config, overrides, environ)
+    job = job or load_job(config, overrides, environ)
     check_inputs(job, write=write)
-    place = detect_place(environ, asked_of(job.config.cluster), real_outside())
+    outside = real_outside()
+    place = detect_place(environ, asked_of(job.config.cluster), outside)
     facts = read_host_facts(Path(job.config.output_dir), environ)
     model = read_model_facts(job.config.model.path) if job.config.model else ModelFacts(source="none")
+    earlier = newest_manifest(Path(job.config.output_dir))
     plan = make_plan(
         job,
         facts,
         model,
         place,
-        choose_network(job.config, facts),
+        choose_network(job.config, facts, place, outside.resolve),
         environ,
-        earlier_identity(Path(job.config.output_dir)),
+        earlier.identity if earlier else {},
+        earlier.batch_of_run if earlier else None,
     )
-    return Prepared(job, facts, plan, run_checks(preflight_inputs(job, facts, plan, environ)), tuple(overrides))
+    # A head that is no node is not judged: it trains nothing.
+    findings = () if plan.is_head_only else run_checks(preflight_inputs(job, facts, plan, environ))
+    return Prepared(job, facts, plan, findings, tuple(overrides))
 
 
-def earlier_identity(output_dir: Path) -> Mapping[str, Any]:
-    """Identity of the newest whole checkpoint (sizes compared, not contents); empty for a new run."""
+def newest_manifest(output_dir: Path) -> Manifest | None:
+    """Of the newest whole checkpoint (sizes compared, not contents); None for a new run."""
     for step, path in list_checkpoints(output_dir):
         manifest = verify_checkpoint(path, step, hashes=False).manifest
         if manifest is not None:
-            return manifest.identity
-    return {}
+            return manifest
+    return None
 
 
 def asked_of(cluster: ClusterConfig) -> Asked:
@@ -89,8 +102,8 @@ def asked_of(cluster: ClusterConfig) -> Asked:
     return Asked(
         num_nodes=(most if fewest == most else (fewest, most)) if given else None,
         hosts=tuple(cluster.hosts),
+        hostfile=cluster.hostfile,
         num_ranks_per_node=None if cluster.nproc_per_node == "auto" else cluster.nproc_per_node,
-        master_port=cluster.master_port,
     )
 
 
@@ -98,22 +111,27 @@ _FIXED_BYTES = 16 * 2**20  # of a checkpoint: tokenizer, random states, scripts,
 
 
 def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:
-    config = job.config
+    config, network = job.config, plan.network
     port = config.cluster.master_port
+    # The first attempt's port; of several nodes, the first one of the list is the one that leads it.
+    listens_there = port is not None and (plan.num_nodes == 1 or plan.place.node_rank == 0)
+    agent_port = plan.meeting.agent_port if plan.meeting else None
     return PreflightInputs(
         facts=facts,
         num_ranks=plan.num_ranks.value,
         num_dataloader_workers=int(config.training.get("dataloader_num_workers") or 0),
         device="cuda" if plan.device.value == "cuda" else "cpu",
-        interface=plan.network.interface,
-        master_addr=plan.network.master_addr,
+        interface=network.interface,
+        master_addr=network.master_addr,
         master_port=port,
-        port_free=port_is_free(plan.network.master_addr, port) if port is not None else None,
+        port_free=port_is_free(network.master_addr, port) if port is not None and listens_there else None,
+        agent_port=agent_port,
+        agent_port_free=port_is_free("0.0.0.0", agent_port) if agent_port is not None else None,
         disk_needed_bytes=_disk_needed(config, plan),
         memory_needed_bytes=_host_memory_needed(plan),
         env={**environ, **config.env},
         skip=tuple(config.check.skip),
-        num_nodes=1,
+        num_nodes=plan.num_nodes,
         method=config.method,
         platform=plan.place.platform,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher import link as channel
 from launcher.agent.console import Console
+from launcher.agent.crew import Turn
 from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readiness
 from launcher.agent.generation import RankProcess, contract
 from launcher.agent.lifecycle import KILLED_WITHIN_S, RankExit
@@ -39,7 +40,9 @@ class RankGroup:
         log_root: Path,
         *,
         fork: bool,
+        spared: Callable[[], list[int]] = list,
     ) -> None:
+        """`spared`: processes of this start that are not the group's to end, with what they have started."""
         self.processes: list[RankProcess] = []
         self._loop = loop
         self._console = console
@@ -47,6 +50,7 @@ class RankGroup:
         self._token = token
         self._log_root = log_root
         self._fork = fork
+        self._spared = spared
         # An entrypoint script may have started processes before it became this one (`tensorboard & exec ftlaunch ...`).
         # They and theirs keep the sessions they have now; everything of ours gets a session of its own.
         self._foreign_pids = descendants(os.getpid())
@@ -60,10 +64,9 @@ class RankGroup:
 
     def start(
         self,
-        num_ranks: int,
+        turn: Turn,
         spec_path: Path,
-        generation: int,
-        master: tuple[str, int],
+        master_port: int,
         *,
         abandoned: Callable[[], bool],
         on_message: Callable[[RankProcess, Message], None],
@@ -73,13 +76,13 @@ class RankGroup:
 
         Raises ForkServerError.
         """
-        for rank in range(num_ranks):
-            server = self._ready_server(abandoned, num_ranks - rank)
+        for rank in turn.ranks:
+            server = self._ready_server(abandoned, turn.ranks.stop - rank)
             if server is None or abandoned():
                 return False
             ours, theirs = channel.pair()
-            log_path = self._log_root / f"gen-{generation}" / f"rank-{rank}.log"
-            pid = server.start_rank(spec_path, contract(rank, num_ranks, *master), theirs, log_path)
+            log_path = self._log_root / f"gen-{turn.number}" / f"rank-{rank}.log"
+            pid = server.start_rank(spec_path, contract(turn, rank, master_port), theirs, log_path)
             theirs.close()
             if not self._fork:
                 server.hand_over()
@@ -156,9 +159,10 @@ class RankGroup:
                 process.link.send(kind, **fields)
 
     def look_after(self) -> None:
-        """Called often: show rank 0's output, replace helpers that somebody has killed, collect orphans."""
+        """Called often: show the first rank's output, replace helpers that somebody has killed, collect orphans."""
         if self.processes:
-            self._console.mirror(self.processes[0].log_path, "rank 0")
+            first = self.processes[0]
+            self._console.mirror(first.log_path, f"rank {first.rank}")
         if self._warden.ensure_running():
             self._console.say("the warden process was killed; a new one watches")
         # Not at once after the last one: what kills it (memory, a person) would only be fed.
@@ -206,7 +210,7 @@ class RankGroup:
         self._warden.release()
 
     def _helper_pids(self) -> list[int]:
-        return [self._warden.process.pid, *(server.pid for server in self._servers)]
+        return [self._warden.process.pid, *(server.pid for server in self._servers), *self._spared()]
 
     def _kill_leftovers(self) -> None:
         """Children of ranks (DataLoader workers, compilers) that outlived them: this process has adopted them."""

@@ -12,7 +12,6 @@ from launcher.agent.ledger import Progress
 from launcher.agent.lifecycle import RankExit, signal_name
 from launcher.link import Message
 
-_SILENCE_S = 15.0  # after this long, what a rank says of long work is shown
 _QUIET_PHASES = ("training", "saving")  # steps and saved checkpoints speak for these
 
 
@@ -29,6 +28,7 @@ class RunRecorder:
         self._trouble = ""
         self._first_step_seen = False
         self._decided_at_s = 0.0
+        self._speaker = 0
         self._handlers: Mapping[str, Callable[[int, Message], None]] = {
             "step": self._step,
             "phase": self._phase,
@@ -42,7 +42,10 @@ class RunRecorder:
             "alive": self._alive,
         }
 
-    def attempt_begins(self, decided_at_s: float) -> None:
+    def attempt_begins(self, decided_at_s: float, ranks: range) -> None:
+        """`ranks` are this node's; the first of them speaks for all of them."""
+        self._speaker = ranks.start
+        self.console.is_echo = ranks.start > 0
         self.input_error = None
         self.progress.attempt_begins()
         self._first_step_seen = False
@@ -83,7 +86,7 @@ class RunRecorder:
     def _step(self, rank: int, message: Message) -> None:
         step = int(message["step"])
         self._samples.append({"gen": self.events.generation, "rank": rank, "step": step, "ids": message["samples"]})
-        if rank != 0:
+        if rank != self._speaker:
             return
         now = time.monotonic()
         if not self._first_step_seen:
@@ -93,7 +96,7 @@ class RunRecorder:
         self.console.progress(step, self.progress.max_steps, self.progress.last_loss, self.progress.seconds_per_step())
 
     def _phase(self, rank: int, message: Message) -> None:
-        if rank != 0:
+        if rank != self._speaker:
             return
         if "max_steps" in message:
             self.progress.max_steps = int(message["max_steps"])
@@ -104,8 +107,8 @@ class RunRecorder:
     def _alive(self, rank: int, message: Message) -> None:
         """Something long goes forward (encoding, evaluation, a long step): the ranks count, so a standstill is
         silent."""
-        if rank == 0 and self.console.silent_for_s() > _SILENCE_S:
-            self.console.say(f"{message['what']}: {message['done']}")
+        if rank == self._speaker:
+            self.console.long_work(f"{message['what']}: {message['done']}")
 
     def _log(self, rank: int, message: Message) -> None:
         self.progress.log(float(message["loss"]))
@@ -120,7 +123,7 @@ class RunRecorder:
         self.events.emit("answered", **_fields(message))
 
     def _resumed(self, rank: int, message: Message) -> None:
-        if rank == 0:
+        if rank == self._speaker:
             self.events.emit("resumed", **_fields(message))
 
     def _checkpoint_saved(self, rank: int, message: Message) -> None:

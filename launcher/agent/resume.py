@@ -17,26 +17,29 @@ from launcher.checkpoint.verify import list_checkpoints
 
 @dataclass(frozen=True)
 class Resume:
-    """`path` None and `step` 0: from the beginning."""
+    """`path` None and `step` 0: from the beginning. `world_size`: how many ranks wrote the checkpoint;
+    `global_batch_size`: the samples of an optimizer step, which the run keeps for life (0 from the beginning)."""
 
     path: str | None
     step: int
     samples_seen: int = 0
+    world_size: int = 0
+    global_batch_size: int = 0
 
 
 def prepare_resume(
     output_dir: Path,
     identity: Mapping[str, Any],
-    world_size: int,
+    generation: int,
     events: EventLog,
     say: Callable[[str], None],
     *,
     frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Resume:
-    """Verify, choose, set refused folders aside. Called while no rank runs. Raises UserError (see
-    choose_checkpoint)."""
-    clear_staging(output_dir)
-    choice = choose_checkpoint(output_dir, identity, world_size)
+    """Verify, choose, set refused folders aside. Called before `generation` starts, while none of its ranks runs.
+    Raises UserError (see choose_checkpoint)."""
+    clear_staging(output_dir, below=generation)
+    choice = choose_checkpoint(output_dir, identity)
     for refused in choice.refused:
         kept_as = set_aside(refused.path)
         events.emit("checkpoint_rejected", path=str(refused.path), reason=refused.reason, kept_as=str(kept_as))
@@ -48,7 +51,10 @@ def prepare_resume(
             f"note: training.{key} was {old!r} and is {new!r} now; the optimizer's saved state wins, so this "
             f"has no effect"
         )
-    return Resume(str(choice.taken.path), choice.taken.step, choice.manifest.samples_seen)
+    manifest = choice.manifest
+    return Resume(
+        str(choice.taken.path), choice.taken.step, manifest.samples_seen, manifest.world_size, manifest.batch_of_run
+    )
 
 
 def newest_step(output_dir: Path) -> int:

@@ -11,21 +11,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.cluster_folder import ClusterFolder
 from launcher.agent.completion import finished_already
 from launcher.agent.console import Console
-from launcher.agent.events import AppendedLines, EventLog, read_json_lines
+from launcher.agent.crew import Alone, Crew, Seat
+from launcher.agent.events import AppendedLines, EventLog
 from launcher.agent.incident import IncidentRecorder
+from launcher.agent.join import join_cluster
 from launcher.agent.ledger import Progress, samples_path
+from launcher.agent.past import Past, read_past
 from launcher.agent.prepare import Prepared, prepare
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import newest_step
 from launcher.agent.run_lock import RunLock
 from launcher.agent.summary import RunSummary, render_summary, summarise
 from launcher.agent.supervisor import RunSettings, Supervisor
+from launcher.config.load import LoadedJob
 from launcher.config.models import JobConfig
-from launcher.diagnose.redact import redact_environ
+from launcher.diagnose.redact import HIDDEN, redact_environ
 from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass
-from launcher.event_loop import StopSignals
+from launcher.event_loop import EventLoop, StopSignals
+from launcher.fanout.head import Head
+from launcher.fanout.plan import plan_fan_out
+from launcher.host.storage import why_locks_stay_here
 from launcher.plan.environment import base_environ
 from launcher.plan.spec import Drill, RankSpec
 from launcher.preflight.finding import Severity, count_by_severity, worst
@@ -44,24 +52,29 @@ class RunResult:
         return {"v": 1, "exit_code": int(self.exit_code), "summary": asdict(self.summary) if self.summary else None}
 
 
-@dataclass(frozen=True)
-class Past:
-    """What earlier starts of this run have left in the event stream."""
+def run_job(
+    config: Path | None, overrides: Sequence[str], environ: Mapping[str, str], *, job: LoadedJob | None = None
+) -> RunResult:
+    """Raises UserError or PreflightRefused before anything is started; afterwards the exit code tells.
 
-    run_id: str
-    last_generation: int
-    fired_drills: frozenset[int]
-
-
-def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str, str]) -> RunResult:
-    """Raises UserError or PreflightRefused before anything is started; afterwards the exit code tells."""
+    `job`: loaded already, by the head that has started this agent.
+    """
     with StopSignals() as signals:
         console = Console()
         become_subreaper()
-        prepared = prepare(config, overrides, environ, write=True)
+        prepared = prepare(config, overrides, environ, write=True, job=job)
         stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)
         try:
-            return _run_prepared(prepared, environ, signals, console)
+            fan_out = plan_fan_out(prepared.job, prepared.plan.place, environ)
+            if fan_out is None:
+                return _run_prepared(prepared, environ, signals, console, None)
+            with Head(fan_out, console.say, signals.pending) as head:
+                if not head.runs_agent:
+                    result = RunResult(head.follow())
+                else:
+                    result = _run_prepared(prepared, environ, signals, console, head)
+                head.ended(result.exit_code)
+                return result
         except OSError as error:
             if not may_pass(error):
                 raise UserError(f"the output folder cannot be used: {error}") from error
@@ -69,50 +82,75 @@ def run_job(config: Path | None, overrides: Sequence[str], environ: Mapping[str,
             return RunResult(stop_exit_code)
 
 
-def _run_prepared(prepared: Prepared, environ: Mapping[str, str], signals: StopSignals, console: Console) -> RunResult:
+def _run_prepared(
+    prepared: Prepared, environ: Mapping[str, str], signals: StopSignals, console: Console, head: Head | None
+) -> RunResult:
     output_dir = prepared.output_dir
     stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)
-    with RunLock(output_dir, say=console.say, stopped=signals.pending, stop_exit_code=stop_exit_code):
-        past = read_past(output_dir)
-        events = EventLog(output_dir, NODE)
-        events.generation = past.last_generation + 1
-        job_config = prepared.job.config
-        done = finished_already(output_dir, prepared.plan.identity, job_config.training)
-        if done is not None:
-            console.say(
-                f"nothing left to do: this run has reached its planned end at step {done.step}; the result is in "
-                f"{output_dir / 'final'}. To train longer raise training.max_steps or num_train_epochs; to begin anew "
-                "choose another output_dir."
-            )
-            return RunResult(ExitCode.FINISHED)
-        _preflight(prepared, events, console, environ)
-        write_launch_files(prepared, environ)
-        plan = prepared.plan
+    if prepared.plan.meeting is None:
+        with RunLock(output_dir, say=console.say, stopped=signals.pending, stop_exit_code=stop_exit_code):
+            return _run_held(prepared, environ, signals, console, head, folder=None)
+    folder = ClusterFolder(
+        output_dir,
+        prepared.plan.meeting.name,
+        first_voted=lambda: read_past(output_dir).last_generation,
+        locks_stay_here=why_locks_stay_here(prepared.facts.mount),
+        say=console.say,
+        stopped=signals.pending,
+        stop_exit_code=stop_exit_code,
+    )
+    with folder:
+        return _run_held(prepared, environ, signals, console, head, folder)
+
+
+def _run_held(
+    prepared: Prepared,
+    environ: Mapping[str, str],
+    signals: StopSignals,
+    console: Console,
+    head: Head | None,
+    folder: ClusterFolder | None,
+) -> RunResult:
+    """While the output folder is held: for this node alone, or together with the others of the run (`folder`)."""
+    output_dir, plan, config = prepared.output_dir, prepared.plan, prepared.job.config
+    past = read_past(output_dir)
+    events = EventLog(output_dir, NODE if plan.meeting is None else plan.meeting.name)
+    events.generation = past.last_generation + (folder is None)
+    done = finished_already(output_dir, plan.identity, config.training)
+    if done is not None:
         console.say(
-            f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, "
-            f"ZeRO-{plan.zero_stage.value}, {job_config.method}; output in {output_dir}"
+            f"nothing left to do: this run has reached its planned end at step {done.step}; the result is in "
+            f"{output_dir / 'final'}. To train longer raise training.max_steps or num_train_epochs; to begin anew "
+            "choose another output_dir."
         )
-        for note in plan.notes:
-            console.say(f"note: {note}")
-        supervisor = _supervisor(prepared, past, events, console, environ, signals)
-        exit_code = supervisor.run()
-        summary = summarise(output_dir, supervisor.progress, started_at_step=supervisor.started_at_step)
-        if exit_code not in (ExitCode.WRONG_INPUT, ExitCode.REFUSED):  # then there is one thing to read: the error
-            console.block(render_summary(summary, exit_code, output_dir))
-        return RunResult(exit_code, summary)
-
-
-def read_past(output_dir: Path) -> Past:
-    run_id, generation, fired = "", 0, set()
-    for path in sorted((output_dir / "ftlaunch" / "events").glob("*.jsonl")):
-        for event in read_json_lines(path):
-            if event.get("event") == "generation_started":
-                generation = max(generation, int(event.get("gen", 0)))
-            if event.get("event") == "run_started":
-                run_id = run_id or str(event["run_id"])
-            if event.get("event") == "drill":
-                fired.add(int(event["number"]))
-    return Past(run_id or secrets.token_hex(8), generation, frozenset(fired))
+        return RunResult(ExitCode.FINISHED)
+    _preflight(prepared, events, console, environ)
+    if head is not None:
+        head.start()
+    write_launch_files(prepared, environ)
+    console.say(
+        f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, "
+        f"ZeRO-{plan.zero_stage.value}, {config.method}; output in {output_dir}"
+    )
+    for note in plan.notes:
+        console.say(f"note: {note}")
+    run_id = past.run_id or (folder.folder_id if folder is not None else secrets.token_hex(8))
+    run = _Run(prepared, past, run_id, events, console, environ, signals, head)
+    supervisor = run.supervisor(folder)
+    exit_code = supervisor.run()
+    summary = summarise(
+        output_dir,
+        supervisor.progress,
+        started_at_step=supervisor.started_at_step,
+        node=events.node,
+        after_generation=past.last_generation if folder is not None else None,
+    )
+    # A wrong input leaves one thing to read: the error. Of several nodes the leader speaks for all, once the run is
+    # over; where a node has only left, it is not.
+    quiet = (ExitCode.WRONG_INPUT, ExitCode.REFUSED, *((ExitCode.STOPPED, ExitCode.STOPPED_143) if folder else ()))
+    if exit_code not in quiet and supervisor.led:
+        console.block(render_summary(summary, exit_code, output_dir))
+    return RunResult(exit_code, summary)
 
 
 def _preflight(prepared: Prepared, events: EventLog, console: Console, environ: Mapping[str, str]) -> None:
@@ -137,6 +175,8 @@ def write_launch_files(prepared: Prepared, environ: Mapping[str, str]) -> None:
     launch.mkdir(parents=True, exist_ok=True)
     resolved = prepared.job.config.model_dump(mode="json")
     resolved["env"] = redact_environ(resolved["env"])
+    if resolved["cluster"]["token"] is not None:
+        resolved["cluster"]["token"] = HIDDEN
     # JSON is YAML; the resolved configuration is written so that it can be read back without a YAML library.
     (root / "job.yaml").write_text(json.dumps(resolved, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (launch / "hostfile").write_text(plan.hostfile, "utf-8")
@@ -148,62 +188,82 @@ def write_launch_files(prepared: Prepared, environ: Mapping[str, str]) -> None:
     (launch / "environment").write_text(lines, "utf-8", "backslashreplace")
 
 
-def _supervisor(
-    prepared: Prepared,
-    past: Past,
-    events: EventLog,
-    console: Console,
-    environ: Mapping[str, str],
-    signals: StopSignals,
-) -> Supervisor:
-    job, plan, output_dir = prepared.job, prepared.plan, prepared.output_dir
-    config = job.config
-    spec = RankSpec(
-        output_dir=str(output_dir),
-        run_id=past.run_id,
-        generation=past.last_generation + 1,
-        # Ranks have `env` as their environment; values that may be secrets stay out of the file.
-        config=config.model_dump(mode="json", exclude_unset=True, exclude={"env"}),
-        config_sha=job.sha,
-        device=plan.device.value,
-        precision=plan.precision.value,
-        zero_stage=plan.zero_stage.value,
-        gradient_checkpointing=plan.gradient_checkpointing.value,
-        lora_target_modules=plan.lora_target_modules.value,
-        ds_config=plan.ds_config,
-        identity=plan.identity,
-    )
-    settings = RunSettings(
-        output_dir=output_dir,
-        spec=spec,
-        num_ranks=plan.num_ranks.value,
-        environ=base_environ(plan.variables, environ),
-        master_addr=plan.network.master_addr,
-        master_port=config.cluster.master_port,
-        max_without_progress=config.restart.max_without_progress,
-        backoff_s=config.restart.backoff_seconds,
-        grace_s=config.spot.grace_seconds,
-        stop_exit_code=ExitCode(config.spot.exit_code),
-        token=secrets.token_hex(16),
-        first_generation=past.last_generation + 1,
-        drills=drills_of(config),
-        fork=environ.get("FTLAUNCH_FORK_SERVER", "on") != "off",
-    )
-    events.emit(
-        "run_started",
-        run_id=past.run_id,
-        config_sha=job.sha,
-        nodes=[NODE],
-        world_size=settings.num_ranks,
-        resumed_from=newest_step(output_dir) or None,
-        agent_pid=os.getpid(),
-    )
-    recorder = RunRecorder(
-        events, AppendedLines(samples_path(output_dir, NODE)), console, Progress(started_at_s=time.monotonic())
-    )
-    recorder.fired_drills.update(past.fired_drills)
-    incidents = IncidentRecorder(output_dir, events, settings.environ, asdict(prepared.facts))
-    return Supervisor(settings, recorder, incidents, signals)
+@dataclass(frozen=True)
+class _Run:
+    """What a supervisor is made of."""
+
+    prepared: Prepared
+    past: Past
+    run_id: str
+    events: EventLog
+    console: Console
+    environ: Mapping[str, str]
+    signals: StopSignals
+    head: Head | None
+
+    def supervisor(self, folder: ClusterFolder | None) -> Supervisor:
+        config, plan, output_dir = self.prepared.job.config, self.prepared.plan, self.prepared.output_dir
+        settings = RunSettings(
+            output_dir=output_dir,
+            spec=self._spec(),
+            environ=base_environ(plan.variables, self.environ),
+            max_without_progress=config.restart.max_without_progress,
+            backoff_s=config.restart.backoff_seconds,
+            grace_s=config.spot.grace_seconds,
+            stop_exit_code=ExitCode(config.spot.exit_code),
+            token=secrets.token_hex(16),
+            drills=drills_of(config),
+            fork=self.environ.get("FTLAUNCH_FORK_SERVER", "on") != "off",
+        )
+        node = self.events.node
+        self.events.emit(
+            "run_started",
+            run_id=self.run_id,
+            config_sha=self.prepared.job.sha,
+            nodes=[node],
+            world_size=plan.num_ranks.value,
+            resumed_from=newest_step(output_dir) or None,
+            agent_pid=os.getpid(),
+        )
+        recorder = RunRecorder(
+            self.events,
+            AppendedLines(samples_path(output_dir, node)),
+            self.console,
+            Progress(started_at_s=time.monotonic()),
+        )
+        recorder.fired_drills.update(self.past.fired_drills)
+        incidents = IncidentRecorder(output_dir, self.events, settings.environ, asdict(self.prepared.facts))
+        loop = EventLoop()
+        crew: Crew
+        if folder is None:
+            seat = Seat(node, plan.network.master_addr, plan.num_ranks.value)
+            first, port = self.past.last_generation + 1, config.cluster.master_port
+            crew = Alone(seat, first=first, master_port=port, stop_exit_code=settings.stop_exit_code)
+            return Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
+        crew = join_cluster(self.prepared, folder, loop, self.console.say, self.signals.pending, self.environ)
+        supervisor = Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
+        crew.start(supervisor)
+        return supervisor
+
+    def _spec(self) -> RankSpec:
+        """Of the first attempt; the leader of each fills in what changes."""
+        job, plan = self.prepared.job, self.prepared.plan
+        return RankSpec(
+            output_dir=str(self.prepared.output_dir),
+            run_id=self.run_id,
+            generation=self.past.last_generation + 1,
+            # Ranks have `env` as their environment; values that may be secrets stay out of the file.
+            config=job.config.model_dump(mode="json", exclude_unset=True, exclude={"env": True, "cluster": {"token"}}),
+            config_sha=job.sha,
+            device=plan.device.value,
+            precision=plan.precision.value,
+            zero_stage=plan.zero_stage.value,
+            gradient_checkpointing=plan.gradient_checkpointing.value,
+            lora_target_modules=plan.lora_target_modules.value,
+            ds_config=plan.ds_config,
+            identity=plan.identity,
+            global_batch_size=plan.global_batch_size,
+        )
 
 
 def drills_of(config: JobConfig) -> tuple[Drill, ...]:

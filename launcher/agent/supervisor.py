@@ -1,7 +1,7 @@
-"""The supervisor: runs generation after generation until the run has ended, and tells the truth in its exit code.
+"""The supervisor: takes turn after turn until the run has ended, and tells the truth in its exit code.
 
-What to do is decided elsewhere (`lifecycle.py` inside a generation, `policy/restart.py` between generations,
-`diagnose/` for causes); here it is carried out and recorded.
+What to do is decided elsewhere (`lifecycle.py` inside a generation, `policy/restart.py` after a failure, the crew for
+all nodes, `diagnose/` for causes); here it is carried out and recorded.
 """
 
 from __future__ import annotations
@@ -14,18 +14,34 @@ from pathlib import Path
 
 from launcher.agent.completion import proof_of_completion
 from launcher.agent.console import Console
+from launcher.agent.crew import Crew, Orders, RunOver, Turn
 from launcher.agent.events import EventLog
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess, free_port
 from launcher.agent.incident import Incident, IncidentRecorder
-from launcher.agent.lifecycle import Action, Bound, Ending, KillGroup, Lifecycle, RankExit, Tell, signal_name
+from launcher.agent.lifecycle import (
+    Action,
+    Bound,
+    Ending,
+    KillGroup,
+    Lifecycle,
+    RankExit,
+    StopAsked,
+    Tell,
+    WaitsAt,
+    signal_name,
+)
+from launcher.agent.past import read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
-from launcher.agent.resume import Resume, newest_step, prepare_resume
+from launcher.agent.resume import newest_step, prepare_resume
 from launcher.checkpoint.identity import FROZEN_BY_STATE
+from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass
 from launcher.event_loop import EventLoop, StopSignals
+from launcher.fanout.head import Head
 from launcher.link import Message
+from launcher.plan.launch_files import hostfile_text
 from launcher.plan.spec import Drill, RankSpec
 from launcher.policy.restart import Action as PolicyAction
 from launcher.policy.restart import Decision, FailedAttempt, decide
@@ -37,37 +53,48 @@ class RunSettings:
 
     output_dir: Path
     spec: RankSpec
-    num_ranks: int
     environ: Mapping[str, str]
-    master_addr: str
-    master_port: int | None
     max_without_progress: int
     backoff_s: float
     grace_s: float
     stop_exit_code: ExitCode
     token: str
-    first_generation: int
     drills: tuple[Drill, ...] = ()
     fork: bool = True
 
 
 class Supervisor:
-    """One start of the run on this node."""
+    """One start of the run on this node. The crew's `Ranks`."""
 
     def __init__(
-        self, settings: RunSettings, recorder: RunRecorder, incidents: IncidentRecorder, signals: StopSignals
+        self,
+        settings: RunSettings,
+        recorder: RunRecorder,
+        incidents: IncidentRecorder,
+        signals: StopSignals,
+        loop: EventLoop,
+        crew: Crew,
+        head: Head | None = None,
     ) -> None:
+        """`head`: what has started the other nodes' agents, where this node has."""
         self.settings = settings
         self.recorder = recorder
         self.progress = recorder.progress
         self.started_at_step = 0
+        self.led = crew.alone  # whether this node has led the latest turn
         self._events: EventLog = recorder.events
         self._console: Console = recorder.console
         self._incidents = incidents
-        self._lifecycle = Lifecycle(settings.num_ranks, grace_s=settings.grace_s)
+        self._lifecycle = Lifecycle(range(1), grace_s=settings.grace_s)
+        self._turn: Turn | None = None
+        self._all_started = False
+        self._has_started = False
         self._stop_source: str | None = None
+        self._delay_s = 0.0
         self._history: list[FailedAttempt] = []
-        self._loop = EventLoop(on_tick=self._tick)
+        self._loop = loop
+        self._crew = crew
+        self._head = head
         self._signals = signals
         self._group: RankGroup | None = None
 
@@ -77,6 +104,7 @@ class Supervisor:
         """Until the run has ended. Whatever happens, nothing that was started is left behind."""
         settings = self.settings
         self._loop.deliver(self._signals, self._on_signal)
+        self._loop.on_tick = self._tick
         group = self._group = RankGroup(
             self._loop,
             self._console,
@@ -84,9 +112,10 @@ class Supervisor:
             settings.token,
             settings.output_dir / "ftlaunch" / "logs",
             fork=settings.fork,
+            spared=lambda: [] if self._head is None or self._head.pid is None else [self._head.pid],
         )
         try:
-            exit_code, reason = self._generations(group)
+            over = self._turns(group)
         except UserError as error:
             self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
             raise
@@ -98,62 +127,88 @@ class Supervisor:
         finally:
             group.end()
             self._group = None
+            self._crew.close()
             self._loop.close()
             self.recorder.close()
         self._events.emit(
             "run_ended",
-            exit_code=int(exit_code),
-            reason=reason,
+            exit_code=int(over.exit_code),
+            reason=over.reason,
             steps=self.progress.best_step,
             goodput=self.progress.goodput(time.monotonic()),
         )
-        self._console.say(f"{reason} (exit code {int(exit_code)})")
-        return exit_code
+        self._console.say(f"{over.reason} (exit code {int(over.exit_code)})")
+        return over.exit_code
 
-    def _generations(self, group: RankGroup) -> tuple[ExitCode, str]:
-        settings = self.settings
-        generation, reason = settings.first_generation, "start"
+    def _turns(self, group: RankGroup) -> RunOver:
         while True:
-            self._events.generation = generation
-            resume = prepare_resume(
-                settings.output_dir,
-                settings.spec.identity,
-                settings.num_ranks,
-                self._events,
-                self._console.say,
-                frozen={key: settings.spec.config.get("training", {}).get(key) for key in FROZEN_BY_STATE},
-            )
-            if generation == settings.first_generation:
-                self.started_at_step = self.progress.best_step = resume.step
-            incident = self._generation(group, generation, resume, reason)
-            if incident is None:
-                ended = self._ended_as_asked()
-                if ended is not None:
-                    return ended
-                incident = self._incidents.unfinished(generation)
-            decision = self._decide(generation, incident)
-            if decision.action is PolicyAction.STOP:
-                assert decision.exit_code is not None  # decide() gives one with every STOP
-                stopped = decision.exit_code is ExitCode.STOPPED
-                return settings.stop_exit_code if stopped else decision.exit_code, decision.reason
-            if self._lifecycle.undead:
-                return self._stuck()
-            if not self._pause(decision.delay_s):
-                return self._stopped("nothing was running")
-            generation, reason = generation + 1, incident.fault_class
+            turn = self._crew.next_turn()
+            if isinstance(turn, RunOver):
+                return turn
+            self._take(group, turn)
 
-    def _generation(self, group: RankGroup, generation: int, resume: Resume, reason: str) -> Incident | None:
-        """One attempt. None when it ended as asked; else what went wrong, already recorded."""
-        self._lifecycle = Lifecycle(self.settings.num_ranks, grace_s=self.settings.grace_s)
-        self.recorder.attempt_begins(time.monotonic())
-        self._incidents.attempt_begins(generation)
+    def _take(self, group: RankGroup, turn: Turn) -> None:
+        self._turn, self._all_started, self.led = turn, False, turn.leads
+        self._events.generation = turn.number
+        self._lifecycle = Lifecycle(turn.ranks, grace_s=self.settings.grace_s, alone=self._crew.alone)
+        incident = None
         try:
-            started = self._start_ranks(group, generation, resume, reason)
+            orders = self._crew.orders(turn, partial(self._loop.aside, partial(self._make_orders, turn)))
+            if orders is not None:
+                incident = self._attempt(group, turn, orders)
+        except UserError as error:
+            if self._crew.alone:
+                raise
+            self._crew.ranks_gone(turn)
+            self._crew.give_up(turn, ExitCode(error.exit_code), str(error))
+            return
+        if self._lifecycle.undead:
+            if incident is not None:
+                self._decide(turn.number, incident)
+            self._crew.drop_out(*self._stuck())
+            return
+        self._crew.ranks_gone(turn)
+        self._report(turn, incident)
+
+    def _make_orders(self, turn: Turn) -> Orders:
+        """On the leader, aside: which checkpoint to continue from, and everything else that ranks are told."""
+        settings = self.settings
+        resume = prepare_resume(
+            settings.output_dir,
+            settings.spec.identity,
+            turn.number,
+            self._events,
+            self._console.say,
+            frozen={key: settings.spec.config.get("training", {}).get(key) for key in FROZEN_BY_STATE},
+        )
+        fired = self.recorder.fired_drills | read_past(settings.output_dir).fired_drills  # on other nodes, too
+        spec = replace(
+            settings.spec,
+            generation=turn.number,
+            num_nodes=turn.num_nodes,
+            global_batch_size=resume.global_batch_size or settings.spec.global_batch_size,
+            resume_from=resume.path,
+            drills=tuple(drill for drill in settings.drills if drill.number not in fired),
+        )
+        hostfile = hostfile_text([(seat.ip, seat.num_ranks) for seat in turn.seats])
+        (settings.output_dir / "ftlaunch" / "launch" / "hostfile").write_text(hostfile, "utf-8")
+        return Orders(spec.to_json(), resume.step)
+
+    def _attempt(self, group: RankGroup, turn: Turn, orders: Orders) -> Incident | None:
+        """None when the ranks ended as asked, or because the turn is over; else what went wrong, already recorded."""
+        if not self._has_started:
+            self._has_started, self.started_at_step = True, orders.resume_step
+            self.progress.best_step = orders.resume_step
+        self.recorder.attempt_begins(time.monotonic(), turn.ranks)
+        self._incidents.attempt_begins(turn.number)
+        try:
+            started = self._start_ranks(group, turn, orders)
         except ForkServerError as failure:
             group.kill()
             group.wait_for_the_killed()
             group.close()
-            return self._incidents.fork_server_failed(generation, failure)
+            self._crew.failed(turn, str(failure))
+            return self._incidents.fork_server_failed(turn.number, failure)
         if started:
             while not self._lifecycle.over and not self._lifecycle.undead:
                 self._loop.wait()
@@ -161,73 +216,99 @@ class Supervisor:
             group.kill()
             group.wait_for_the_killed()
         self._loop.clear_bounds()
-        incident = None
-        if self._lifecycle.first_failure is not None and self._lifecycle.ending() is Ending.FAILED:
-            incident = self._incidents.ranks_failed(
-                generation, self._lifecycle, group.processes, self.recorder.input_error
-            )
+        incident = self._look_for_a_cause(group, turn)
         group.close()
         return incident
 
-    def _start_ranks(self, group: RankGroup, generation: int, resume: Resume, reason: str) -> bool:
-        """False when a stop was asked for before the ranks could be started. Raises ForkServerError."""
-        settings = self.settings
-        # A port of the user's choice serves the first attempt only: a store must never be met again by a later one.
-        port = free_port(settings.master_addr, settings.master_port if not self._history else None)
-        spec = replace(
-            settings.spec,
-            generation=generation,
-            resume_from=resume.path,
-            drills=tuple(drill for drill in settings.drills if drill.number not in self.recorder.fired_drills),
+    def _look_for_a_cause(self, group: RankGroup, turn: Turn) -> Incident | None:
+        failure = self._lifecycle.first_failure
+        if failure is None or failure.exit is None or self._lifecycle.ending() is not Ending.FAILED:
+            return None
+        over_elsewhere = self._crew.withdrawn(turn)
+        ended = name_exit(failure.exit.code, failure.exit.signal)
+        if not self._lifecycle.undead:
+            self._crew.failed(turn, f"rank {failure.rank} {ended}")
+        look = partial(
+            self._incidents.ranks_failed, turn.number, self._lifecycle, group.processes, self.recorder.input_error
         )
-        spec_path = settings.output_dir / "ftlaunch" / "launch" / "spec.json"
-        spec_path.write_text(spec.to_json(), "utf-8")
+        # Where another node had failed first, ranks here were its victims; unless their own fault is one that stays.
+        return self._loop.aside(partial(look, only_if_it_stays=over_elsewhere))
+
+    def _start_ranks(self, group: RankGroup, turn: Turn, orders: Orders) -> bool:
+        """False when the attempt was called off before all ranks were started. Raises ForkServerError."""
+        settings = self.settings
+        port = turn.master_port
+        if self._crew.alone:
+            port = free_port(turn.master_addr, turn.master_port)
+        assert port is not None  # membership's generations have one
+        launch = settings.output_dir / "ftlaunch" / "launch"
+        spec_path = launch / ("spec.json" if self._crew.alone else f"spec-{self._events.node}.json")
+        spec_path.write_text(orders.spec, "utf-8")
         self._events.emit(
             "generation_started",
-            world_size=settings.num_ranks,
-            nodes=[self._events.node],
-            master=f"{settings.master_addr}:{port}",
-            reason=reason,
+            world_size=turn.world_size,
+            nodes=[seat.name for seat in turn.seats],
+            master=f"{turn.master_addr}:{port}",
+            reason=turn.reason,
         )
-        origin = f"from step {resume.step} ({resume.path})" if resume.path else "from the beginning"
-        self._console.say(f"attempt {generation}: {settings.num_ranks} rank(s), {origin}")
-        return group.start(
-            settings.num_ranks,
+        path = RankSpec.from_json(orders.spec).resume_from
+        origin = f"from step {orders.resume_step} ({path})" if path else "from the beginning"
+        nodes = "" if self._crew.alone else f" on {turn.num_nodes} node(s) ({', '.join(s.name for s in turn.seats)})"
+        self._console.say(f"attempt {turn.number}: {turn.world_size} rank(s){nodes}, {origin}")
+        self._all_started = group.start(
+            turn,
             spec_path,
-            generation,
-            (settings.master_addr, port),
-            abandoned=lambda: self._stop_source is not None or self._lifecycle.killing,
+            port,
+            abandoned=lambda: self._is_called_off(turn),
             on_message=self._on_message,
             on_exit=self._on_exit,
         )
+        return self._all_started
 
-    # -- between generations -------------------------------------------------------------------------------------------
+    def _is_called_off(self, turn: Turn) -> bool:
+        stopped = self._crew.alone and self._stop_source is not None
+        return stopped or self._lifecycle.killing or self._crew.withdrawn(turn)
 
-    def _ended_as_asked(self) -> tuple[ExitCode, str] | None:
-        """Exit code and reason of a generation without an incident; None when its success could not be proven."""
-        if self._lifecycle.undead:
-            return self._stuck()
-        ending = self._lifecycle.ending() if self._lifecycle.over else Ending.ABANDONED
-        if ending is Ending.FINISHED:
-            missing = proof_of_completion(self.settings.output_dir)
+    # -- after a turn --------------------------------------------------------------------------------------------------
+
+    def _report(self, turn: Turn, incident: Incident | None) -> None:
+        lifecycle = self._lifecycle
+        ending = lifecycle.ending() if lifecycle.over else Ending.ABANDONED
+        if incident is None and ending is Ending.FINISHED:
+            missing = proof_of_completion(self.settings.output_dir) if turn.leads else None
             if missing is None:
-                return ExitCode.FINISHED, f"training is complete at step {self.progress.best_step}"
+                self._crew.finished(turn, f"training is complete at step {self.progress.best_step}")
+                return
             self._console.say(f"the ranks say that they finished, but {missing}")
-            return None
-        if ending is Ending.STOPPED:
-            return self._stopped(f"all ranks saved at step {self._lifecycle.save_at}")
-        latest = newest_step(self.settings.output_dir)
-        kept = f"the latest checkpoint is of step {latest}" if latest else "there is no checkpoint yet"
-        return self._stopped(f"no save at an agreed step; {kept}")
+            self._crew.failed(turn, "the planned end is not proven")
+            incident = self._incidents.unfinished(turn.number)
+        if incident is not None:
+            self._react(turn, incident)
+        elif ending is Ending.STOPPED:
+            self._crew.saved(turn, lifecycle.save_at)
+        elif ending is not Ending.WITHDRAWN and ending is not Ending.FAILED:
+            latest = newest_step(self.settings.output_dir)
+            kept = f"the latest checkpoint is of step {latest}" if latest else "there is no checkpoint yet"
+            self._crew.abandoned(turn, kept)
+
+    def _react(self, turn: Turn, incident: Incident) -> None:
+        """To a failure on this node: try again after a pause, or end the run."""
+        decision = self._decide(turn.number, incident)
+        if decision.action is PolicyAction.STOP:
+            assert decision.exit_code is not None  # decide() gives one with every STOP
+            stopped = decision.exit_code is ExitCode.STOPPED
+            code = self.settings.stop_exit_code if stopped else decision.exit_code
+            # The screen of the incident is shown here; the other nodes have nothing but the reason.
+            reason = decision.reason if self._crew.alone else incident.message or decision.reason
+            self._crew.give_up(turn, code, reason)
+        else:
+            self._crew.failed(turn, incident.fault_class)
+            self._pause(decision.delay_s)
 
     def _stuck(self) -> tuple[ExitCode, str]:
         ranks = ", ".join(map(str, self._lifecycle.undead))
         what = f"rank {ranks} does not die of SIGKILL (stuck in a driver or on a dead file system)"
         return self.settings.stop_exit_code, f"{what}: nothing more is started on this node; run it again on another"
-
-    def _stopped(self, what: str) -> tuple[ExitCode, str]:
-        reason = f"stopped by {self._stop_source}: {what}; the same command continues the run"
-        return self.settings.stop_exit_code, reason
 
     def _decide(self, generation: int, incident: Incident) -> Decision:
         reached_step = max(self._lifecycle.reached_step, self.started_at_step)
@@ -255,21 +336,41 @@ class Supervisor:
         self._incidents.show(incident, decision, self._console)
         return decision
 
-    def _pause(self, delay_s: float) -> bool:
-        """Wait before a restart; False when asked to stop meanwhile."""
-        over: list[bool] = []
-        self._loop.set_bound("pause", delay_s, lambda: over.append(True))
-        while self._stop_source is None and not over:
+    def _pause(self, delay_s: float) -> None:
+        """Wait before a restart, unless asked to stop meanwhile."""
+        past: list[bool] = []
+        self._loop.set_bound("pause", delay_s, lambda: past.append(True))
+        while self._stop_source is None and not self._crew.over() and not past:
             self._loop.wait()
         self._loop.clear_bounds()
-        return self._stop_source is None
+
+    # -- what the crew asks (`Ranks`) ----------------------------------------------------------------------------------
+
+    @property
+    def have_stepped(self) -> bool:
+        return self._lifecycle.stepped
+
+    def withdraw(self, reason: str) -> None:
+        self._carry_out(self._lifecycle.withdraw(reason))
+
+    def prepare_save(self, reason: str) -> bool:
+        if self._all_started:
+            self._carry_out(self._lifecycle.prepare_save(reason))
+        return self._all_started
+
+    def agree_on_save(self, step: int) -> None:
+        self._carry_out(self._lifecycle.agree_on_save(step))
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
     def _on_message(self, process: RankProcess, message: Message) -> None:
+        if message["kind"] == "may_commit" and self._turn is not None:
+            reason = self._crew.may_commit(self._turn)
+            process.link.send("commit", allowed=not reason, reason=reason)
+            return
         self._carry_out(self._lifecycle.on_message(process.rank, message))
         self.recorder.message(process.rank, message)
-        if self._lifecycle.stop_source is not None:
+        if self._crew.alone and self._lifecycle.stop_source is not None:
             self._note_stop(self._lifecycle.stop_source)
 
     def _on_exit(self, process: RankProcess, exit_: RankExit) -> None:
@@ -278,8 +379,12 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         source = signal_name(number)
-        self._carry_out(self._lifecycle.on_stop_request(source))
+        again = self._stop_source is not None
+        if self._crew.alone:
+            self._carry_out(self._lifecycle.on_stop_request(source))
         self._note_stop(source)
+        if again:
+            self._crew.leave(source, at_once=True)
 
     def _on_bound(self, name: str) -> None:
         self._carry_out(self._lifecycle.on_bound(name))
@@ -289,6 +394,7 @@ class Supervisor:
             self._stop_source = source
             self._events.emit("notice", source=source, deadline=None)
             self._console.say(f"{source}: saving at an agreed step, then stopping (once more: stop at once)")
+            self._crew.leave(source, at_once=False)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         group = self._group
@@ -298,9 +404,16 @@ class Supervisor:
                 group.tell(action.kind, **action.fields)
             elif isinstance(action, Bound):
                 self._loop.set_bound(action.name, action.seconds, partial(self._on_bound, action.name))
+            elif isinstance(action, StopAsked):
+                self._note_stop(action.source)
+            elif isinstance(action, WaitsAt):
+                self._crew.waits_at(action.step)
             elif isinstance(action, KillGroup) and group.kill():
                 self._events.emit("group_killed", reason=action.reason)
 
     def _tick(self) -> None:
         if self._group is not None:
             self._group.look_after()
+            self._crew.tick()
+        if self._head is not None:
+            self._head.look_after()

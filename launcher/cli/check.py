@@ -25,6 +25,8 @@ def main(options: argparse.Namespace) -> int:
         }
         print(json.dumps(document, ensure_ascii=False, indent=2))
     else:
+        if prepared.plan.is_head_only:
+            print("this machine is none of the nodes and trains nothing: run ftlaunch check on a node")
         print(render_table(prepared.findings, os.environ))
     if refused:
         return int(ExitCode.REFUSED)

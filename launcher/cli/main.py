@@ -70,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
             )
         elif name != "schema":
             command.add_argument("paths", nargs="*", type=Path, metavar="PATH")
+        if name == "run":  # by a head, not by people: the order comes on standard input or is in a file
+            command.add_argument("--as-node", nargs="?", const="-", help=argparse.SUPPRESS)
         if name == "checkpoints":
             command.add_argument(
                 "--verify", action="store_true", help="compare contents, not only sizes (reads every byte)"

@@ -7,12 +7,15 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.agent.prepare import Prepared, prepare
 from launcher.config.models import JobConfig
-from launcher.diagnose.redact import redact_environ
+from launcher.diagnose.redact import HIDDEN, redact_environ, redact_text
+from launcher.fanout.plan import plan_fan_out
 from launcher.plan.decisions import Chosen
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.meeting import node_name
 from launcher.preflight.finding import show_bytes
 
 
@@ -35,11 +38,15 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
         "origin": {key: vars(origin) for key, origin in job.origin.items()},
         **{key: document[key] for key in ("place", "device", "num_ranks", "precision", "zero_stage")},
         **{key: document[key] for key in ("gradient_checkpointing", "lora_target_modules", "network", "model")},
+        "nodes": {"most": plan.num_nodes, "fewest": plan.min_nodes, "this": node_name(plan.place)},
+        "meeting": document["meeting"],
+        "batch": [size._asdict() for size in batch_sizes(plan)],
         "environment": [{**variable, "value": shown(variable)} for variable in document["variables"]],
         "hostfile": plan.hostfile,
         "deepspeed_env": plan.deepspeed_env,
         "ds_config": document["ds_config"],
         "commands": [command(prepared)],
+        "hosts": list(plan.place.hosts),
         "memory_forecast_bytes": plan.memory_forecast_bytes,
         "notes": plan.notes,
         "resume": prepared.resume_preview(),
@@ -50,6 +57,8 @@ def shown_config(config: JobConfig) -> dict[str, Any]:
     """The resolved configuration without secrets."""
     settings = config.model_dump(mode="json")
     settings["env"] = redact_environ(settings["env"])
+    if settings["cluster"]["token"] is not None:
+        settings["cluster"]["token"] = HIDDEN
     return settings
 
 
@@ -58,9 +67,24 @@ def shown(variable: Mapping[str, str]) -> str:
 
 
 def command(prepared: Prepared) -> str:
-    """What to run on each node, ready to be pasted."""
-    overrides = [part for override in prepared.overrides for part in ("--set", override)]
+    """What to run on each node, ready to be pasted, secrets aside."""
+    overrides = [part for override in prepared.overrides for part in ("--set", redact_text(override))]
     return shlex.join(["ftlaunch", "--config", str(prepared.job.path), *overrides])
+
+
+class BatchSize(NamedTuple):
+    """One size of the job: each rank does `accumulation` micro-batches for an optimizer step of `global_batch`."""
+
+    nodes: int
+    ranks: int
+    global_batch: int
+    accumulation: int
+
+
+def batch_sizes(plan: LaunchPlan) -> list[BatchSize]:
+    """At full size and, where it differs, at the smallest."""
+    sizes = dict.fromkeys(((plan.num_nodes, plan.full_world_size), (plan.min_nodes, plan.smallest_world_size)))
+    return [BatchSize(nodes, ranks, plan.global_batch_size, plan.accumulation(ranks)) for nodes, ranks in sizes]
 
 
 def render(prepared: Prepared) -> Iterator[str]:
@@ -81,7 +105,8 @@ def render(prepared: Prepared) -> Iterator[str]:
     for name, choice in chosen.items():
         value = ", ".join(choice.value) if isinstance(choice.value, tuple) else choice.value
         yield f"  {name + ':':24}{value}  <- {choice.by}: {choice.reason}"
-    yield f"  {'network:':24}{plan.network.interface}, master {plan.network.master_addr}  <- {plan.network.reason}"
+    yield from _network(plan)
+    yield from (f"  {_batch_title(plan, batch) + ':':24}{_batch(plan, batch)}" for batch in batch_sizes(plan))
     forecast = "unknown: the model's shape is not known before it is loaded"
     if plan.memory_forecast_bytes is not None:
         size = show_bytes(plan.memory_forecast_bytes)
@@ -108,8 +133,62 @@ def render(prepared: Prepared) -> Iterator[str]:
     yield "DeepSpeed JSON"
     yield from (f"  {line}" for line in json.dumps(dict(plan.ds_config), indent=2).splitlines())
     yield ""
-    yield "command on each node"
+    yield from _commands(prepared)
+
+
+def _network(plan: LaunchPlan) -> Iterator[str]:
+    network, meeting = plan.network, plan.meeting
+    if plan.num_nodes == 1 or meeting is None:
+        yield f"  {'network:':24}{network.interface}, master {network.master_addr}  <- {network.reason}"
+        return
+    fewer = f", goes on with {plan.min_nodes} or more" if plan.min_nodes < plan.num_nodes else ""
+    yield f"  {'nodes:':24}{plan.num_nodes}{fewer}"
+    yield f"  {'this node:':24}{meeting.name} at {meeting.address}"
+    yield f"  {'network:':24}{network.interface}, {network.node_ip}  <- {network.reason}"
+    seeds = [host for host, _ in meeting.seeds]
+    shown = ", ".join(seeds[:8]) + (f" and {len(seeds) - 8} more" if len(seeds) > 8 else "")
+    yield f"  {'agents meet:':24}at port {meeting.agent_port} of {shown}  <- {meeting.port_reason}"
+    waits = f"{meeting.timing.bound_s:g} s for missing nodes (cluster.wait_seconds)"
+    if plan.min_nodes < plan.num_nodes:
+        waits += f", the first start {meeting.timing.gather_s:g} s for more than {plan.min_nodes}"
+    yield f"  {'waits:':24}{waits}"
+    yield f"  {'token:':24}from {_TOKEN[meeting.token_source]}"
+
+
+_TOKEN = {
+    "job.yaml": "job.yaml (cluster.token)",
+    "FTLAUNCH_TOKEN": "the environment (FTLAUNCH_TOKEN)",
+    "output folder": "the output folder, drawn there by the first node",
+}
+
+
+def _batch_title(plan: LaunchPlan, size: BatchSize) -> str:
+    if plan.min_nodes == plan.num_nodes:
+        return "optimizer step"
+    return f"step with {size.nodes} node{'s' if size.nodes > 1 else ''}"
+
+
+def _batch(plan: LaunchPlan, size: BatchSize) -> str:
+    done = size.ranks * plan.per_device_batch_size * size.accumulation
+    partly = f", the last micro-batch only in part ({done} places)" if done > size.global_batch else ""
+    return (
+        f"{size.global_batch} samples = {size.ranks} rank(s) x {plan.per_device_batch_size} x {size.accumulation} "
+        f"micro-batch(es){partly}"
+    )
+
+
+def _commands(prepared: Prepared) -> Iterator[str]:
+    """One command on each node, or here, where ftlaunch then starts itself on the others."""
+    fan_out = plan_fan_out(prepared.job, prepared.plan.place, os.environ)
+    if fan_out is None:
+        yield "command on each node" if prepared.plan.num_nodes > 1 else "command"
+        yield f"  {command(prepared)}"
+        return
+    how = "DeepSpeed's runner" if fan_out.launcher == "deepspeed" else "ssh"
+    yield f"command on this machine; it starts ftlaunch over {how}"
     yield f"  {command(prepared)}"
+    for node, line in fan_out.shown():
+        yield f"  {node}: {line}"
 
 
 def _origin(origin: Any) -> str:

@@ -3,69 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher.agent.events import read_json_lines
+from launcher.agent.living import agents_of, epoch_of, first_generation, life_of_lock
+from launcher.agent.standing import NodeStanding, Standing, in_time, stands_alone, stands_together
 from launcher.errors import UserError
-
-
-@dataclass(frozen=True)
-class Status:
-    """`state`: "running", "ended", or "gone" (it ended without a word: the machine was lost, or the agent was
-    killed)."""
-
-    state: str  # also "unknown": no end was recorded, and the file system has no locks that would tell
-    run_id: str | None = None
-    holder: str | None = None
-    generation: int = 0
-    step: int = 0
-    saved_step: int | None = None
-    faults: tuple[str, ...] = ()
-    last_event: str | None = None
-    last_event_at: str | None = None
-    exit_code: int | None = None
-    reason: str | None = None
-    goodput: float | None = None
+from launcher.host.storage import find_mount, why_locks_stay_here
 
 
 def main(options: argparse.Namespace) -> int:
     if len(options.paths) != 1:
         raise UserError("status: give one output folder: ftlaunch status OUTPUT_DIR")
-    output_dir = options.paths[0]
-    files = sorted((output_dir / "ftlaunch" / "events").glob("*.jsonl"))
-    if not files:
-        raise UserError(f"status: {output_dir} holds no run of ftlaunch (no ftlaunch/events/)")
-    events = sorted((event for path in files for event in read_json_lines(path)), key=lambda event: str(event.get("t")))
-    status = summarise(events, holder=lock_holder(output_dir), step=latest_step(output_dir))
+    standing = look_at(options.paths[0])
     print(
-        json.dumps({"v": 1, **asdict(status)}, ensure_ascii=False, indent=2)
+        json.dumps({"v": 1, **asdict(standing)}, ensure_ascii=False, indent=2)
         if options.json
-        else "\n".join(render(status))
+        else "\n".join(render(standing))
     )
     return 0
 
 
-UNKNOWN_HOLDER = "unknown: this file system has no locks"
-
-
-def lock_holder(output_dir: Path) -> str | None:
-    """Who holds the run's lock now; None when nobody does; `UNKNOWN_HOLDER` where that cannot be told."""
-    try:
-        with (output_dir / "ftlaunch" / "lock").open("rb") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return stream.read(200).decode("utf-8", "replace").strip() or "unknown process"
-            except OSError:
-                return UNKNOWN_HOLDER
-            return None
-    except FileNotFoundError:
-        return None
+def look_at(output_dir: Path) -> Standing:
+    files = sorted((output_dir / "ftlaunch" / "events").glob("*.jsonl"))
+    if not files:
+        raise UserError(f"status: {output_dir} holds no run of ftlaunch (no ftlaunch/events/)")
+    events = {path.stem: [event for event in read_json_lines(path) if "event" in event] for path in files}
+    everything = in_time(event for of_node in events.values() for event in of_node)
+    started: dict[str, Any] = next((dict(e) for e in reversed(everything) if e["event"] == "run_started"), {})
+    epoch = epoch_of(output_dir, started)
+    step = latest_step(output_dir)
+    if epoch is None:
+        return stands_alone(everything, life_of_lock(output_dir), step=step)
+    agents = agents_of(output_dir, epoch, why_locks_stay_here(find_mount(output_dir.resolve())))
+    return stands_together(events, agents, first_generation=first_generation(output_dir, epoch), step=step)
 
 
 def latest_step(output_dir: Path) -> int:
@@ -83,57 +58,42 @@ def latest_step(output_dir: Path) -> int:
     return latest
 
 
-def summarise(events: Iterable[Mapping[str, Any]], *, holder: str | None, step: int) -> Status:
-    """The latest start counts for state, faults and end; checkpoints count over all starts."""
-    run_id: str | None = None
-    generation, saved = 0, None
-    faults: list[str] = []
-    ended: Mapping[str, Any] = {}
-    last: Mapping[str, Any] = {}
-    for event in events:
-        last = event
-        name = event.get("event")
-        if name == "run_started":
-            run_id, faults, ended = event.get("run_id"), [], {}
-        elif name == "generation_started":
-            generation = int(event.get("gen", 0))
-        elif name == "checkpoint_saved":
-            saved = event.get("step")
-        elif name == "incident":
-            faults.append(str(event.get("class")))
-        elif name == "run_ended":
-            ended = event
-    if holder == UNKNOWN_HOLDER:
-        state = "ended" if ended else "unknown"
-    else:
-        state = "running" if holder else ("ended" if ended else "gone")
-    return Status(
-        state=state,
-        run_id=run_id,
-        holder=holder,
-        generation=generation,
-        step=step,
-        saved_step=saved,
-        faults=tuple(faults),
-        last_event=last.get("event"),
-        last_event_at=last.get("t"),
-        exit_code=ended.get("exit_code"),
-        reason=ended.get("reason"),
-        goodput=ended.get("goodput"),
-    )
+def render(standing: Standing) -> Iterator[str]:
+    several = bool(standing.nodes)
+    ranks = f": {standing.world_size} rank(s) on {', '.join(standing.members)}" if several and standing.members else ""
+    saved = standing.saved_step if standing.saved_step is not None else "nothing"
+    since = "since the last time that no node was up" if several else "since the latest start"
+    yield f"state       {_state(standing)}"
+    yield f"run         {standing.run_id}, attempt {standing.generation}{ranks}"
+    yield f"step        {standing.step}, saved up to {saved}"
+    yield f"faults      {', '.join(standing.faults) if standing.faults else 'none'} ({since})"
+    yield f"last event  {standing.last_event} at {standing.last_event_at}"
+    if standing.goodput is not None:
+        yield f"goodput     {standing.goodput:.0%} of the time went into new steps"
+    hosts = {node.name: node.host or "?" for node in standing.nodes}
+    name_width, host_width = (max(map(len, names), default=0) for names in (hosts, hosts.values()))
+    for index, node in enumerate(standing.nodes):
+        row = f"{node.name:{name_width}}  {hosts[node.name]:{host_width}}  {node.state:8}  {_last_word(node)}"
+        yield f"{'' if index else 'nodes':12}{row}"
 
 
-def render(status: Status) -> Iterator[str]:
-    words = {
-        "running": f"running ({status.holder})",
-        "ended": f"ended with exit code {status.exit_code}: {status.reason}",
-        "unknown": "running or lost: no end is recorded and this file system has no locks; see the last event's time",
-        "gone": "ended without a word: its machine was lost or its agent was killed; the same command continues it",
-    }
-    yield f"state       {words[status.state]}"
-    yield f"run         {status.run_id}, attempt {status.generation}"
-    yield f"step        {status.step}, saved up to {status.saved_step if status.saved_step is not None else 'nothing'}"
-    yield f"faults      {', '.join(status.faults) if status.faults else 'none'} (since the latest start)"
-    yield f"last event  {status.last_event} at {status.last_event_at}"
-    if status.goodput is not None:
-        yield f"goodput     {status.goodput:.0%} of the time went into new steps"
+def _state(standing: Standing) -> str:
+    nodes = standing.nodes
+    match standing.state:
+        case "running":
+            num_up = sum(node.state in ("training", "waiting") for node in nodes)
+            return f"running ({f'{num_up} of {len(nodes)} nodes are up' if nodes else standing.holder})"
+        case "ended":
+            return f"ended with exit code {standing.exit_code}: {standing.reason}"
+        case "gone":
+            who = "the machines were lost or the agents were" if nodes else "its machine was lost or its agent was"
+            return f"ended without a word: {who} killed; the same command continues it"
+        case _:
+            why = "locks do not reach other machines" if nodes else "this file system has no locks"
+            return f"running or lost: no end is recorded and {why}; see the last event's time"
+
+
+def _last_word(node: NodeStanding) -> str:
+    if node.state == "ended":
+        return f"exit code {node.exit_code}: {node.reason}"
+    return f"last {node.last_event} at {node.last_event_at}" if node.last_event else "has said nothing yet"

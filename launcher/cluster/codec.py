@@ -64,6 +64,11 @@ def _message_kinds() -> dict[str, type[Message]]:
 
 
 @cache
+def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
+@cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
@@ -79,7 +84,7 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:
         if not isinstance(raw, accepted) or (isinstance(raw, bool) and kind is not bool):
             raise CodecError(f"{where}: {kind.__name__} is needed, not {type(raw).__name__}")
         return raw
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _form(kind)
     if origin in (types.UnionType, typing.Union):
         (inner,) = (argument for argument in arguments if argument is not type(None))
         return None if raw is None else _decode(inner, raw, where)
@@ -89,6 +94,11 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:
         return tuple(_decode(arguments[0], item, where) for item in raw)
     if not isinstance(raw, dict):
         raise CodecError(f"{where}: an object is needed, not {type(raw).__name__}")
+    if arguments == (str, str):  # versions and the like: many entries, and JSON has only texts as keys
+        for key, item in raw.items():
+            if not isinstance(item, str):
+                raise CodecError(f"{where}.{key}: str is needed, not {type(item).__name__}")
+        return dict(raw)
     if not (isinstance(kind, type) and is_dataclass(kind)):  # Mapping[str, ...]
         return {_decode(str, key, where): _decode(arguments[1], item, where) for key, item in raw.items()}
     hints = _hints(kind)

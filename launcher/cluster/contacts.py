@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import count
 
 from launcher.cluster.model import GENESIS, Generation, Node
 
@@ -26,11 +27,11 @@ class Contacts:
         Only a member (of no generation: a seed) stands in its own list, because only such a node may form the next one.
         """
         me = self._me
-        members = [m.address for m in base.members if m.key == me.key or m.address != me.address]
+        members = [m.address for m in base.members if m.address != me.address or m.key == me.key]
         others = [*self._seeds, *self._place]
         if base != GENESIS:
             others = [address for address in others if address != me.address]
-        self._place = {address: index for index, address in enumerate(dict.fromkeys([*members, *others]))}
+        self._place = dict(zip(dict.fromkeys([*members, *others]), count(), strict=False))
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -62,6 +63,11 @@ class Contacts:
     def mark_found(self, address: str) -> None:
         self._passed_over_until.pop(address, None)
         self._lost.discard(address)
+
+    def mark_all_found(self, generation: Generation) -> None:
+        if self._passed_over_until or self._lost:
+            for member in generation.members:
+                self.mark_found(member.address)
 
     def is_passed_over(self, address: str, now: float) -> bool:
         return self._passed_over_until.get(address, 0.0) > now

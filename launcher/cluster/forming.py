@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from launcher.cluster.contacts import Contacts
 from launcher.cluster.effects import AskClaim
 from launcher.cluster.messages import Accept, AcceptedBy, Join, Learn, Prepare, Promise
-from launcher.cluster.model import GENESIS, Generation, Node, Timing, Wanted
+from launcher.cluster.model import GENESIS, Generation, Node, Timing, Wanted, shortened
 from launcher.cluster.outbox import Outbox
 from launcher.cluster.proposal import Proposal, Stage
 from launcher.cluster.voter import Standing, Voter, standing
+
+CROWD = 64  # with more followers than this, not each of them makes this node look at all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,16 @@ class Forming:
         self._wanted, self._timing, self._rng = wanted, timing, rng
         self._proposal_type, self._on_chosen = proposal_type, on_chosen
         self._followers: dict[str, _Follower] = {}
+        self._ready: dict[str, Join] | None = None  # see `ready`; None: to be found anew
+        self._ready_known = 0
         self._reason = ""
         self._since = self._idle_since = self._not_before = 0.0
         self._proposal: Proposal | None = None
         self._is_short = False
+        self._words: tuple[str, float] | None = None  # the latest, and when
 
     def begin(self, reason: str, idle_since: float) -> None:
-        self.active, self._is_short = True, False
+        self.active, self._is_short, self._words = True, False, None
         self._reason, self._idle_since, self._since = reason, idle_since, self._outbox.now
 
     def stop(self) -> None:
@@ -62,19 +67,37 @@ class Forming:
 
     # ---- who is here ----
 
-    def hear(self, join: Join) -> None:
-        self._followers[join.sender.name] = _Follower(join, self._outbox.now)
+    def hear(self, join: Join) -> bool:
+        """Whether it is time to look what can be done. Most joins only repeat the last one; and in a crowd the last to
+        come, or the next tick, is soon enough."""
+        name = join.sender.name
+        before = self._followers.get(name)
+        self._followers[name] = _Follower(join, self._outbox.now)
+        if before is not None and before.join == join:
+            return False
+        ready = self.ready()
+        if self._is_ready(join):
+            ready[name] = join
+        else:
+            ready.pop(name, None)
+        return len(self._followers) <= CROWD or len(ready) + 1 >= self._wanted.max_nodes
 
     def forget(self, address: str) -> None:
-        self._followers = {n: f for n, f in self._followers.items() if f.join.sender.address != address}
+        self._keep(lambda follower: follower.join.sender.address != address)
 
     def forget_members(self, generation: Generation) -> None:
-        for member in generation.members:
+        for member in generation.members if self._followers else ():
             self._followers.pop(member.name, None)
+        self._ready = None
 
     def forget_silent(self) -> None:
         oldest = self._outbox.now - self._timing.silence_s
-        self._followers = {name: follower for name, follower in self._followers.items() if follower.at >= oldest}
+        self._keep(lambda follower: follower.at >= oldest)
+
+    def _keep(self, is_kept: Callable[[_Follower], bool]) -> None:
+        kept = {name: follower for name, follower in self._followers.items() if is_kept(follower)}
+        if len(kept) < len(self._followers):
+            self._followers, self._ready = kept, None
 
     def addresses(self) -> set[str]:
         return {follower.join.sender.address for follower in self._followers.values()} | {self._me.address}
@@ -82,18 +105,36 @@ class Forming:
     def ready(self) -> dict[str, Join]:
         """By name, the followers that can vote now: words pass in both directions, and they know what we know."""
         known = self._voter.committed.number
-        joins = {name: follower.join for name, follower in self._followers.items()}
-        return {name: join for name, join in joins.items() if join.heard and join.known == known}
+        if self._ready is None or self._ready_known != known:
+            joins = {name: follower.join for name, follower in self._followers.items()}
+            self._ready = {name: join for name, join in joins.items() if self._is_ready(join)}
+            self._ready_known = known
+        return self._ready
+
+    def _is_ready(self, join: Join) -> bool:
+        return join.heard and join.known == self._voter.committed.number
 
     def waiting_for(self) -> str:
-        base = self._voter.committed
+        """Who is missing, by name and by address: what a person needs to go and look."""
+        base, wanted = self._voter.committed, self._wanted
         here = self.addresses()
-        missing = [str(member) for member in base.members if member.address not in here]
-        if base == GENESIS:
-            missing = [address for address in self._contacts.known if address not in here]
+        needed = str(wanted.max_nodes) if wanted.fixed else f"at least {wanted.min_nodes}"
         of_base = f", among them half of {base}" if base.members else ""
-        heard = f"; not heard from {', '.join(missing)}" if missing else ""
-        return f"{len(here)} nodes are here, at least {self._wanted.min_nodes} are needed{of_base}{heard}"
+        names = {self._me.name, *self._followers}
+        at = {member.name: member.address for member in base.members}
+        expected = dict.fromkeys([*at, *(f"n{rank}" for rank in range(wanted.max_nodes))])
+        missing = [f"{name} ({at[name]})" if name in at else name for name in expected if name not in names]
+        addresses = set(at.values())
+        silent = [a for a in self._contacts.known if a not in here and a not in addresses]
+        heard = f"; waiting for {shortened(missing)}" if missing else ""
+        heard += f"; nobody answers at {shortened(silent)}" if silent else ""
+        return f"{len(here)} node(s) here ({shortened(sorted(names))}), {needed} needed{of_base}{heard}"
+
+    def recent_words(self) -> str:
+        """`waiting_for`, not older than a heartbeat: every follower is told, and a thousand ask at once."""
+        if self._words is None or self._outbox.now - self._words[1] >= self._timing.heartbeat_s:
+            self._words = self.waiting_for(), self._outbox.now
+        return self._words[0]
 
     # ---- whether that is enough ----
 
@@ -187,8 +228,9 @@ class Forming:
             return
         self._proposal = None
         others = {node.address for node in (*proposal.asked.values(), *chosen.members)} - {self._me.address}
+        learn = Learn(self._me, chosen.number, chosen)
         for address in sorted(others):
-            self._outbox.send(address, Learn(self._me, chosen.number, chosen))
+            self._outbox.send(address, learn)
         self._on_chosen(chosen)
 
     def _ask(self, proposal: Proposal, question: Prepare | Accept) -> None:

@@ -94,6 +94,7 @@ class Membership:
         self._guide = ""  # the address of the node that is followed; our own while we form a generation; or nobody's
         self._guide_heard = False
         self._guide_at = 0.0
+        self._guide_waits_for = ""
         self._idle_since = 0.0
         self._reason = "start"
 
@@ -144,7 +145,7 @@ class Membership:
         elif self._run:
             self._watch(self._run)
         elif now - self._idle_since > self._timing.bound_s:
-            self._give_up(ExitCode.STOPPED, f"waited {self._timing.bound_s:g} s: {self._waiting_for()}")
+            self._give_up(ExitCode.STOPPED, f"waited {self._timing.bound_s:g} s: {self.waiting_for()}")
         elif self._forming.active:
             self._form()
         else:
@@ -174,7 +175,13 @@ class Membership:
         run = self._run
         if self.ended or self._ending:
             return []
-        if isinstance(event, LeaveAsked):
+        if isinstance(event, LocalFailed) and not event.retryable:
+            # Also of a generation that is over: the others' ranks may have failed of it, and said so, before its cause
+            # was known here.
+            members = self.voter.committed.members
+            others = members if run is None or run.is_leader else (run.leader,)
+            self._end(event.exit_code, f"{self.me.name}: {event.reason}", others)
+        elif isinstance(event, LeaveAsked):
             self._leaving, self._leave_by, self._forming.leaving = event, now + self._timing.pause_s, True
             if run:
                 self._watch(run)
@@ -182,9 +189,6 @@ class Membership:
                 self._give_up(ExitCode.STOPPED, event.reason)
         elif run and event.generation == run.generation.number:
             match event:
-                case LocalFailed(retryable=False):
-                    others = run.generation.members if run.is_leader else (run.leader,)
-                    self._end(event.exit_code, f"{self.me.name}: {event.reason}", others)
                 case LocalFailed():
                     self._step_out(f"{self.me.name}: {event.reason}")
                     self._seek()
@@ -248,14 +252,16 @@ class Membership:
         if differences:
             self._outbox.reply(join, Refuse(self.me, self.voter.committed.number, "; ".join(differences)))
             return
-        is_out = run is not None and run.is_out(join)
+        is_out = run is not None and run.is_out(join, self._outbox.now, self._timing.silence_s)
+        is_time = False
         if is_out or run is None or not run.has_name(join.sender.name):  # else it said so before it entered
-            self._forming.hear(join)
+            is_time = self._forming.hear(join)
         if is_out:
             self._step_out(f"{join.sender.name} is out of it")
             self._seek()
         self._outbox.reply(join, self._pointer())
-        self._forming.advance()
+        if is_time:
+            self._forming.advance()
 
     def _on_guide(self, guide: Guide) -> None:
         if guide.known < self.voter.committed.number:
@@ -265,7 +271,9 @@ class Membership:
         if run:
             if not guide.is_call:
                 return
-            if run.is_out(guide) and (run.is_leader or guide.sender.name == run.leader.name):
+            if run.is_out(guide, self._outbox.now, self._timing.silence_s) and (
+                run.is_leader or guide.sender.name == run.leader.name
+            ):
                 self._step_out(guide.reason if not run.is_leader else f"{guide.sender.name} is out of it")
                 self._seek()
             else:
@@ -285,6 +293,7 @@ class Membership:
 
     def _on_word_of_guide(self, guide: Guide) -> None:
         first, self._guide_heard, self._guide_at = not self._guide_heard, True, self._outbox.now
+        self._guide_waits_for = guide.waits_for
         if guide.to == self._guide:
             if guide.running:
                 self._idle_since = self._outbox.now  # a spare: the run goes on without us, no reason to give up
@@ -302,8 +311,7 @@ class Membership:
         self._run = Running(generation, self.me, self._outbox.now)
         self._forming.stop()
         self._forming.forget_members(generation)
-        for member in generation.members:
-            self.contacts.mark_found(member.address)
+        self.contacts.mark_all_found(generation)
         self._guide = generation.leader.address
         self._outbox.add(Enter(generation))
         self._watch(self._run)
@@ -316,18 +324,26 @@ class Membership:
             self._outbox.send(run.leader.address, self._beat(run))
         elif run.all_finished:
             self._end(ExitCode.FINISHED, "training has reached its planned end", run.generation.members)
-        elif run.pause_by is None:
-            reason = self._reason_to_change(run)
+        else:
+            self._watch_pause(run)
+
+    def _watch_pause(self, run: Running) -> None:
+        """On the leader: whether the generation is to be changed, and whether the agreed save takes too long."""
+        leaving = sorted(run.leaving | ({self.me.name} if self._leaving else set()))
+        if run.pause_by is None:
+            reason = f"{', '.join(leaving)} has to go" if leaving else self._reason_to_grow(run)
             if reason:
-                self._reason, run.pause_by = reason, self._outbox.now + self._timing.pause_s
+                self._reason = reason
+                run.pause_by = self._outbox.now + (self._timing.pause_s if leaving else self._timing.join_pause_s)
+                run.pausing_for_leave = bool(leaving)
                 self._outbox.add(AskPause(run.generation.number, reason))
+        elif leaving and not run.pausing_for_leave:
+            run.pausing_for_leave = True
+            run.pause_by = min(run.pause_by, self._outbox.now + self._timing.pause_s)
         elif self._outbox.now >= run.pause_by:
             self._change()
 
-    def _reason_to_change(self, run: Running) -> str:
-        leaving = sorted(run.leaving | ({self.me.name} if self._leaving else set()))
-        if leaving:
-            return f"{', '.join(leaving)} has to go"
+    def _reason_to_grow(self, run: Running) -> str:
         self._forming.forget_silent()
         if len(run) == self._wanted.max_nodes:
             return ""
@@ -409,11 +425,13 @@ class Membership:
             self._call_missing()
             self._forming.advance()
 
-    def _waiting_for(self) -> str:
+    def waiting_for(self) -> str:
+        """While in no generation: who is missing, or what."""
         if self._forming.active:
             return self._forming.waiting_for()
-        answers = "answers, but has not formed a generation with this node" if self._guide_heard else "does not answer"
-        return f"{self._guide or 'nobody known'} {answers}"
+        if not self._guide_heard:
+            return f"{self._guide or 'nobody known'} does not answer"
+        return f"{self._guide} answers: {self._guide_waits_for or 'it has not formed a generation with this node'}"
 
     def _learn(self, generation: Generation) -> None:
         if not self.voter.learn(generation):
@@ -470,7 +488,8 @@ class Membership:
         if self._run:
             return Guide(self.me, known, self._run.leader.address, running=True, reason="")
         to = self._guide if self._forming.active or self._guide_heard else ""  # what does not answer us is no advice
-        return Guide(self.me, known, to, running=False, reason=self._reason)
+        waits_for = self._forming.recent_words() if self._forming.active else self._guide_waits_for
+        return Guide(self.me, known, to, running=False, reason=self._reason, waits_for=waits_for)
 
     def _beat(self, run: Running) -> Beat:
         number, leaving = run.generation.number, self._leaving is not None

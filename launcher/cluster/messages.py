@@ -39,11 +39,13 @@ class Guide(Message):
     """Follow the node at `to`. When that is the sender, and it runs no generation, it is forming the next one.
 
     to: "" when the sender follows nobody who answers.
+    waits_for: whom the one that forms the next generation misses, in words.
     """
 
     to: str
     running: bool
     reason: str
+    waits_for: str = ""
 
     @property
     def is_call(self) -> bool:
@@ -114,3 +116,45 @@ class End(Message):
 
     exit_code: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskSave(Message):
+    """From the leader, until all have stopped: the ranks of `generation` are to save at a step that all agree on.
+
+    save_at: that step; None until it is known.
+    """
+
+    generation: int
+    save_at: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState(Message):
+    """To the leader: how far this node's ranks are with the agreed save.
+
+    prepared: each of them will wait at the end of the step it is in. waits_at: the step at whose end one of them waits.
+    stopped: they have saved, and are gone.
+    """
+
+    generation: int
+    prepared: bool
+    waits_at: int | None
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskOrders(Message):
+    """To the leader: what are the ranks of `generation` to do?"""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orders(Message):
+    """What the ranks of `generation` are told (`RankSpec` as JSON), and where they continue."""
+
+    generation: int
+    spec: str
+    resume_step: int

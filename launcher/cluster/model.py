@@ -5,11 +5,19 @@ Invariant: everything here is data that never changes; two nodes that hold equal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+_NUM_NAMED = 8
+
 NodeKey: TypeAlias = tuple[str, str]  # name and incarnation: whoever has lost its memory is somebody else
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first of them and how many more there are: a line for people, also with a thousand nodes."""
+    more = len(names) - _NUM_NAMED
+    return ", ".join(names[:_NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +61,10 @@ class Generation:
         return self.members[0]
 
     def has(self, node: Node) -> bool:
-        return any(member.key == node.key for member in self.members)
+        return any(member.name == node.name and member.key == node.key for member in self.members)
 
     def __str__(self) -> str:
-        return f"generation {self.number} ({', '.join(member.name for member in self.members)})"
+        return f"generation {self.number} ({shortened([member.name for member in self.members])})"
 
 
 # What every generation descends from. Nobody is in it, so its quorum is half of nobody, and the claim.
@@ -85,6 +93,8 @@ class Identity:
 
     def differences(self, other: Identity) -> list[str]:
         """In words, this side's value first; empty when the two agree."""
+        if self == other:
+            return []
         found = [] if self.job_sha == other.job_sha else [f"job.yaml: {self.job_sha}, not {other.job_sha}"]
         for mine, theirs in ((self.versions, other.versions), (self.contract, other.contract)):
             found += [
@@ -103,7 +113,8 @@ class Timing:
     vote_s: how long the answers to one question (prepare, accept, claim) are awaited.
     gather_s: elastic, first generation: how long to wait for more than min_nodes.
     bound_s: how long a node waits in no generation before it gives up.
-    pause_s: how long ranks may take for an agreed save before the generation is changed without it.
+    pause_s: how long ranks may take for an agreed save, when a node has to go; then the generation changes without it.
+    join_pause_s: the same, when a node wants to join, which is not urgent: a step may be long.
     """
 
     heartbeat_s: float = 0.5
@@ -112,6 +123,14 @@ class Timing:
     gather_s: float = 30.0
     bound_s: float = 600.0
     pause_s: float = 20.0
+    join_pause_s: float = 600.0
+
+    def of_size(self, num_nodes: int) -> Timing:
+        """The same for 250 nodes and fewer. With more, one agent answers all the others: their heartbeats come up to
+        half as often, and a vote may take longer."""
+        if num_nodes <= 250:
+            return self
+        return replace(self, heartbeat_s=min(num_nodes / 500, 1.0), vote_s=self.vote_s + num_nodes / 500)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Proposal:
 
     def chosen(self) -> Generation | None:
         """The generation that a quorum of the base has accepted."""
-        if self.stage is not Stage.ACCEPTING:
+        if self.stage is not Stage.ACCEPTING or 2 * len(self._accepted) < len(self.base.members):
             return None
         agreeing = standing(self.base, self._accepted.values())
         decided = agreeing is Standing.MAJORITY or (agreeing is Standing.HALF and self._claimed)

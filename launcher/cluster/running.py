@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 
 from launcher.cluster.messages import Beat, Message
 from launcher.cluster.model import Generation, Node
@@ -12,6 +13,7 @@ class Running:
     """The leader watches every member, a member watches the leader.
 
     pause_by: set when the ranks have been asked for an agreed save; then the generation is changed without it.
+    pausing_for_leave: whether somebody has to go, who cannot wait as long as who wants to join.
     """
 
     def __init__(self, generation: Generation, me: Node, now: float) -> None:
@@ -21,25 +23,37 @@ class Running:
         self.finished: set[str] = set()
         self.leaving: set[str] = set()
         self.pause_by: float | None = None
-        self._keys = {member.name: member.key for member in generation.members}
+        self.pausing_for_leave = False
         watched = generation.members if self.is_leader else (self.leader,)
         self._heard = {node.name: now for node in watched if node.key != me.key}
 
+    @cached_property
+    def _members(self) -> dict[str, Node]:
+        """By name. A member hardly ever needs it, and with a thousand members it takes a while to make."""
+        return {member.name: member for member in self.generation.members}
+
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.generation.members)
 
     @property
     def all_finished(self) -> bool:
-        return len(self.finished) == len(self._keys)
+        return len(self.finished) == len(self)
 
     def has_name(self, name: str) -> bool:
-        return name in self._keys
+        return name in self._members
 
-    def is_out(self, message: Message) -> bool:
+    def is_out(self, message: Message, now: float, silence_s: float) -> bool:
         """From a `Join` or a call: a member that runs nothing and knows this generation has quit it; a member's name
-        with another incarnation has come back without memory."""
-        key = self._keys.get(message.sender.name)
-        return key is not None and (key != message.sender.key or message.known == self.generation.number)
+        with another incarnation has come back without memory. But where the member itself still speaks from another
+        address, two agents have one name (a second start of the job): the later one waits."""
+        sender = message.sender
+        member = self._members.get(sender.name)
+        if member is None:
+            return False
+        if member.key == sender.key:
+            return message.known == self.generation.number
+        speaks = now - self._heard.get(sender.name, 0.0) <= silence_s
+        return member.address == sender.address or not speaks
 
     def hear(self, beat: Beat, now: float) -> None:
         name = beat.sender.name

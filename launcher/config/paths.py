@@ -20,6 +20,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("data", "eval"),
     ("deepspeed",),
     ("deepspeed", "config"),
+    ("cluster", "hostfile"),
 )
 _VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|\{(?P<braced>[^}]*)\})")
 _NAME = re.compile(r"[A-Za-z_]\w*")

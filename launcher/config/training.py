@@ -55,6 +55,8 @@ OWNED: Mapping[str, str] = {
     "remove_unused_columns": "remove it: the records' fields are ftlaunch's own",
     "disable_tqdm": "remove it: ftlaunch shows progress itself, a bar on a terminal and lines elsewhere",
     "eval_on_start": "remove it: with data.eval the loss before the first step is always measured",
+    "average_tokens_across_devices": "remove it: every step learns from the mean over all its tokens, so that the "
+    "number of ranks makes no difference",
     "local_rank": _RANKS,
     "parallelism_config": "it takes a Python object; for sharded weights write deepspeed: {stage: 3}",
     "fsdp": _FSDP,

@@ -44,10 +44,13 @@ def choose_device(facts: HostFacts) -> Chosen[str]:
     return Chosen("cpu", f"no usable GPU ({why})")
 
 
-def choose_num_ranks(config: JobConfig, facts: HostFacts, device: str) -> Chosen[int]:
+def choose_num_ranks(config: JobConfig, facts: HostFacts, device: str, slots: int | None = None) -> Chosen[int]:
+    """Ranks on this node. `slots`: what the hostfile that job.yaml names gives each node, as DeepSpeed reads it."""
     asked = config.cluster.nproc_per_node
     if asked != "auto":
         return Chosen(int(asked), "cluster.nproc_per_node", by="job.yaml")
+    if slots is not None:
+        return Chosen(slots, "slots of cluster.hostfile", by="job.yaml")
     if device == "cuda":
         return Chosen(len(facts.visible_gpus), "one rank for each visible GPU")
     return Chosen(1, "one rank on a machine without GPU")
@@ -98,6 +101,7 @@ def choose_zero_stage(
 ) -> Chosen[int]:
     """Stage 2 where weights fit on each card with room for activations; stage 3 where they do not.
 
+    `num_ranks`: of all nodes, at the smallest size of the job, so that it fits however many nodes there are.
     Bytes per parameter are DeepSpeed's own estimators: ZeRO-2 needs 2P + 18P/G per card when all weights are trained.
     """
     if config.deepspeed.stage != "auto":
@@ -160,17 +164,23 @@ def choose_lora_targets(config: JobConfig, model: ModelFacts) -> Chosen[str | tu
     return Chosen("all-linear", "all linear layers except the output head", by=by)
 
 
-def require_methods_fit(config: JobConfig, device: str, num_ranks: int, facts: HostFacts) -> None:
-    """Combinations that cannot run here, said before anything starts."""
+def require_methods_fit(
+    config: JobConfig, device: str, num_ranks: int, facts: HostFacts, *, num_nodes: int = 1
+) -> None:
+    """Combinations that cannot run here, said before anything starts. `num_ranks`: on this node."""
     if device == "cuda" and num_ranks > len(facts.visible_gpus):
+        by_slots = config.cluster.nproc_per_node == "auto" and config.cluster.hostfile is not None
+        asked = "slots of the hostfile" if by_slots else "cluster.nproc_per_node"
+        instead = " without a hostfile, or fewer slots" if by_slots else ""
         raise PreflightRefused(
-            f"cluster.nproc_per_node is {num_ranks}, but {len(facts.visible_gpus)} GPU(s) are visible here "
-            f"(CUDA_VISIBLE_DEVICES, or the GPUs of the pod). Use nproc_per_node: auto."
+            f"{asked} is {num_ranks}, but {len(facts.visible_gpus)} GPU(s) are visible here (CUDA_VISIBLE_DEVICES, or "
+            f"the GPUs of the pod). Use nproc_per_node: auto{instead}."
         )
     for drill in config.drill.kill if config.drill else ():
-        if drill.rank >= num_ranks:
+        world_size = num_nodes * num_ranks
+        if drill.rank >= world_size:
             raise UserError(
-                f"drill.kill.rank is {drill.rank}, but this job has {num_ranks} rank(s): 0 to {num_ranks - 1}"
+                f"drill.kill.rank is {drill.rank}, but this job has {world_size} rank(s): 0 to {world_size - 1}"
             )
 
 

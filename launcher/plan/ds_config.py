@@ -52,6 +52,12 @@ def read_own(path: Path, config: JobConfig) -> dict[str, Any]:
     zero = own.get("zero_optimization", {})
     if not isinstance(zero, dict) or zero.get("stage", 0) not in (0, 1, 2, 3):
         raise UserError(f"deepspeed: {path}: zero_optimization must be an object with a stage of 0, 1, 2 or 3")
+    for key, section in (("elastic_checkpoint", zero), ("load_universal", own.get("checkpoint", {}))):
+        if isinstance(section, dict) and section.get(key):
+            raise UserError(
+                f"deepspeed: {path}: remove {key}: ftlaunch resumes with any number of ranks from DeepSpeed's ordinary "
+                "checkpoints, and saves no others."
+            )
     same = {
         "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", 8),
         "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),
@@ -64,6 +70,23 @@ def read_own(path: Path, config: JobConfig) -> dict[str, Any]:
                 'Write "auto" in the JSON.'
             )
     return own
+
+
+def for_global_batch(ds_config: Mapping[str, Any], global_batch_size: int) -> dict[str, Any]:
+    """The JSON with sizes that Transformers fills in from TrainingArguments. Numbers of the user's own JSON (which
+    `read_own` has compared) are right for one number of ranks only: with others, each does more or fewer micro-batches.
+
+    Raises UserError where the JSON's train_batch_size is not the run's.
+    """
+    stated = ds_config.get("train_batch_size", "auto")
+    if stated not in ("auto", global_batch_size):
+        raise UserError(
+            f"deepspeed: train_batch_size is {stated!r}, but an optimizer step of this run takes {global_batch_size} "
+            "samples (per_device_train_batch_size x gradient_accumulation_steps x the ranks at full size; a run keeps "
+            'it for life). Write "auto" in the JSON.'
+        )
+    sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    return {**ds_config, **{key: "auto" for key in sizes if key in ds_config}}
 
 
 def require_precision(own: Mapping[str, Any], precision: str) -> None:

@@ -31,7 +31,12 @@ NEVER_PASSED_ON = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "ACCELERATE_USE_CPU",
     "ACCELERATE_USE_FSDP",
+    "FTLAUNCH_NODE",
+    "FTLAUNCH_TOKEN",
 )
+
+# What ftlaunch finds out on each node for that node alone.
+OF_THE_NODE = frozenset({"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "DS_ACCELERATOR"})
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,19 @@ class Variable:
 
 @dataclass(frozen=True)
 class Network:
-    """`interface` reaches the master; `node_ip` is this node's address for the hostfile."""
+    """`interface` reaches the other nodes; `node_ip` is this node's address on it (one node: for the hostfile).
+
+    `nodes`: the address of each host in node order, its name where that does not resolve; empty where the hosts are not
+    known. `unresolved`: names that have no address yet. `master_addr` of several nodes is node 0's; whoever leads a
+    generation hosts its store.
+    """
 
     interface: str
     master_addr: str
     node_ip: str
     reason: str
+    nodes: tuple[str, ...] = ()
+    unresolved: tuple[str, ...] = ()
 
 
 def proposals(device: str, num_ranks: int, num_usable_cpus: int, network: Network, has_rdma: bool) -> list[Variable]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -25,17 +25,36 @@ from launcher.plan.decisions import (
     static_bytes,
 )
 from launcher.plan.ds_config import make_ds_config, require_precision, stage_of
-from launcher.plan.environment import NEVER_PASSED_ON, Network, Variable, proposals, resolve_environment
+from launcher.plan.environment import (
+    NEVER_PASSED_ON,
+    OF_THE_NODE,
+    Network,
+    Variable,
+    proposals,
+    resolve_environment,
+)
 from launcher.plan.launch_files import deepspeed_env_text, hostfile_text
+from launcher.plan.meeting import Meeting, plan_meeting
 from launcher.plan.model_facts import ModelFacts
+from launcher.plan.spec import global_batch_of
 from launcher.platforms.detect import Place
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that a start will do. `memory_forecast_bytes` is per card, without activations; None where unknown."""
+    """Everything that a start will do.
+
+    `num_nodes` and `min_nodes`: the most and the fewest nodes that train together. `num_ranks`: on each node.
+    `meeting`: None where no other node takes part, and on a head that is no node itself. `global_batch_size`: samples
+    of an optimizer step over all ranks, which stays the same with fewer nodes. `memory_forecast_bytes` is per card at
+    the smallest size, without activations; None where unknown.
+    """
 
     place: Place
+    num_nodes: int
+    min_nodes: int
+    meeting: Meeting | None
+    global_batch_size: int
     device: Chosen[str]
     num_ranks: Chosen[int]
     precision: Chosen[str]
@@ -52,6 +71,27 @@ class LaunchPlan:
     memory_forecast_bytes: int | None
     notes: tuple[str, ...] = ()  # what was asked for and is not done in this version
 
+    @property
+    def is_head_only(self) -> bool:
+        """This machine is none of the nodes: it only starts ftlaunch on them."""
+        return self.place.node_rank is None
+
+    @property
+    def per_device_batch_size(self) -> int:
+        return int(self.identity["training.per_device_train_batch_size"])
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro-batches that each of `world_size` ranks does for an optimizer step."""
+        return -(-self.global_batch_size // (world_size * self.per_device_batch_size))
+
+    @property
+    def full_world_size(self) -> int:
+        return self.num_nodes * self.num_ranks.value
+
+    @property
+    def smallest_world_size(self) -> int:
+        return self.min_nodes * self.num_ranks.value
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -64,31 +104,45 @@ def make_plan(
     network: Network,
     environ: Mapping[str, str],
     earlier: Mapping[str, Any] = MappingProxyType({}),
+    earlier_batch_size: int | None = None,
 ) -> LaunchPlan:
     """Raises UserError or PreflightRefused for what cannot run; changes nothing.
 
-    `earlier` is the identity of the run's newest checkpoint: what was chosen automatically then stays as it is.
+    `earlier` is the identity of the run's newest checkpoint: what was chosen automatically then stays as it is;
+    `earlier_batch_size` its global batch. Nothing here depends on how many nodes happen to be there.
     """
     config = job.config
     _refuse_what_comes_later(job, place)
+    is_head_only = place.node_rank is None
     device = choose_device(facts)
-    num_ranks = choose_num_ranks(config, facts, device.value)
-    require_methods_fit(config, device.value, num_ranks.value, facts)
-    precision = choose_precision(config, facts, device.value, earlier.get("precision"))
-    zero_stage = choose_zero_stage(config, facts, model, device.value, num_ranks.value, earlier.get("deepspeed.stage"))
+    slots = place.num_ranks_per_node if place.platform == "hostfile" else None
+    num_ranks = choose_num_ranks(config, facts, device.value, slots)
+    precision: Chosen[str]
+    if is_head_only:  # other machines train: what this one has decides nothing
+        precision = Chosen(config.precision, "decided on each node")
+    else:
+        require_methods_fit(config, device.value, num_ranks.value, facts, num_nodes=place.max_nodes)
+        precision = choose_precision(config, facts, device.value, earlier.get("precision"))
+    fewest_ranks = place.min_nodes * num_ranks.value
+    zero_stage = choose_zero_stage(config, facts, model, device.value, fewest_ranks, earlier.get("deepspeed.stage"))
     ds_config = make_ds_config(config, zero_stage=zero_stage.value, device=device.value)
     if config.deepspeed.config is not None:
         zero_stage = Chosen(stage_of(ds_config), "your own DeepSpeed JSON", by="job.yaml")
-        require_precision(ds_config, precision.value)
+        if not is_head_only:
+            require_precision(ds_config, precision.value)
     wanted = proposals(device.value, num_ranks.value, facts.cpu.num_usable, network, has_rdma=bool(facts.rdma))
     variables = resolve_environment(wanted, config.env, environ)
     forecast = (
-        int(static_bytes(config.method, model.num_parameters, num_ranks.value, zero_stage=zero_stage.value))
+        int(static_bytes(config.method, model.num_parameters, fewest_ranks, zero_stage=zero_stage.value))
         if model.num_parameters
         else None
     )
     return LaunchPlan(
         place=place,
+        num_nodes=place.max_nodes,
+        min_nodes=place.min_nodes,
+        meeting=None if is_head_only or place.max_nodes == 1 else plan_meeting(config, place, network, environ),
+        global_batch_size=earlier_batch_size or global_batch_of(config.training, place.max_nodes * num_ranks.value),
         device=device,
         num_ranks=num_ranks,
         precision=precision,
@@ -98,13 +152,55 @@ def make_plan(
         network=network,
         variables=variables,
         ds_config=ds_config,
-        hostfile=hostfile_text([(network.node_ip, num_ranks.value)]),
-        deepspeed_env=deepspeed_env_text(variables),
+        hostfile=hostfile_text([(node, num_ranks.value) for node in network.nodes or (network.node_ip,)]),
+        deepspeed_env=deepspeed_env_text(variables if place.max_nodes == 1 else _for_every_node(variables)),
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
         memory_forecast_bytes=forecast,
-        notes=(*_asked_but_not_done(config), *_left_out(environ), *_slow(facts, device.value, precision.value)),
+        notes=(
+            *_asked_but_not_done(config),
+            *_left_out(environ),
+            *_slow(facts, device.value, precision.value),
+            *_about_nodes(config, place, network, num_ranks.value, len(facts.visible_gpus)),
+        ),
     )
+
+
+def _for_every_node(variables: Sequence[Variable]) -> list[Variable]:
+    """Without what ftlaunch has found on this node and another node has to find for itself: its interface, no RDMA."""
+    return [variable for variable in variables if variable.origin != "ftlaunch" or variable.name not in OF_THE_NODE]
+
+
+def _about_nodes(
+    config: JobConfig, place: Place, network: Network, num_ranks: int, num_visible_gpus: int
+) -> tuple[str, ...]:
+    notes = []
+    if place.node_rank is None:
+        notes.append(
+            "this machine is none of the nodes and only starts ftlaunch on them: device, ranks, precision and memory "
+            "are decided on each node; what is shown here is this machine's"
+        )
+    elif place.platform == "hostfile" and num_ranks < num_visible_gpus and config.cluster.nproc_per_node == "auto":
+        notes.append(f"the hostfile gives {num_ranks} slot(s), of {num_visible_gpus} visible GPUs the others stay idle")
+    if place.max_nodes == 1:
+        return tuple(notes)
+    if network.unresolved:
+        shown = ", ".join(network.unresolved[:3]) + (", ..." if len(network.unresolved) > 3 else "")
+        notes.append(
+            f"no address is known yet for {shown}; a start waits for it up to cluster.wait_seconds "
+            f"({config.cluster.wait_seconds:g} s)"
+        )
+    if not network.nodes:
+        notes.append(f"the hostfile has this node only: {place.platform} does not tell the other nodes' addresses")
+    if len(place.hosts) > place.max_nodes:
+        notes.append(
+            f"{len(place.hosts)} hosts are named and at most {place.max_nodes} train at a time: the others wait in "
+            f"reserve, each up to cluster.wait_seconds"
+        )
+    gather_s, wait_s = config.cluster.gather_seconds, config.cluster.wait_seconds
+    if "gather_seconds" in config.cluster.model_fields_set and gather_s > wait_s / 2:
+        notes.append(f"cluster.gather_seconds: {wait_s / 2:g} s, half of cluster.wait_seconds, not {gather_s:g}")
+    return tuple(notes)
 
 
 def _asked_but_not_done(config: JobConfig) -> tuple[str, ...]:
@@ -138,18 +234,12 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
         raise NotInThisVersion(
             f"{job.path}: command: wrapping a trainer of yours is not in this version; use model, data, training"
         )
-    if config.cluster.max_nodes > 1 or len(config.cluster.hosts) > 1:
-        raise NotInThisVersion(f"{job.path}: cluster: more than one node is not in this version")
-    if place.node_rank is None:
-        raise NotInThisVersion(
-            f"{place.platform}: this process only starts the others ({place.shown_evidence}), which is not in "
-            f"this version. "
-            "Run ftlaunch in the worker itself."
-        )
-    if place.max_nodes > 1:
-        raise NotInThisVersion(
-            f"{place.platform} has started {place.shown_nodes} nodes ({place.shown_evidence}); more than one node is "
-            "not in this version. Submit the job with one node."
+    if place.node_rank is None and (config.cluster.launcher == "none" or not place.hosts):
+        why = "cluster.launcher: none leaves it to you" if place.hosts else "their names are not known here"
+        raise UserError(
+            f"{place.platform}: this machine is none of the nodes ({place.shown_evidence}) and could only start "
+            f"ftlaunch on them, but {why}. Run ftlaunch on each node itself, or write cluster.launcher: ssh and "
+            f"cluster.hosts."
         )
     for name in config.env:
         if name in NEVER_PASSED_ON or name.startswith("FTLAUNCH_"):

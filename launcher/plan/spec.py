@@ -24,8 +24,8 @@ class Drill:
 class RankSpec:
     """The same for every rank of a generation; rank numbers come from DeepSpeed's environment variables.
 
-    `config` is the resolved job.yaml; `resume_from` a folder that the agent has verified; `identity` goes into
-    manifests.
+    `config` is the resolved job.yaml; `global_batch_size` the samples of an optimizer step over all ranks, the same for
+    the whole life of a run; `resume_from` a folder that the agent has verified; `identity` goes into manifests.
     """
 
     output_dir: str
@@ -40,6 +40,7 @@ class RankSpec:
     lora_target_modules: str | tuple[str, ...] | None
     ds_config: Mapping[str, Any]
     identity: Mapping[str, Any]
+    global_batch_size: int
     num_nodes: int = 1
     resume_from: str | None = None
     drills: tuple[Drill, ...] = field(default=())
@@ -58,3 +59,10 @@ class RankSpec:
     @property
     def output_path(self) -> Path:
         return Path(self.output_dir)
+
+
+def global_batch_of(training: Mapping[str, Any], num_ranks: int) -> int:
+    """Samples of an optimizer step when `num_ranks` ranks train as the `training` section says (defaults are those of
+    TrainingArguments). `num_ranks`: of the full size of the job, however many nodes there are at the moment."""
+    per_device = int(training.get("per_device_train_batch_size", 8))
+    return per_device * int(training.get("gradient_accumulation_steps", 1)) * num_ranks

@@ -6,7 +6,7 @@ contradict each other, both are named and nothing starts. The table is in `table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launcher.errors import UserError
@@ -16,6 +16,7 @@ from launcher.platforms.place import Asked, Outside, Place, Sight, show_nodes
 from launcher.platforms.readers import index_of_this_machine
 from launcher.platforms.row import Platform
 from launcher.platforms.table import BY_HAND, PLATFORMS
+from launcher.platforms.told import told_place
 
 __all__ = ["PLATFORMS", "Asked", "Outside", "Place", "Platform", "detect_place", "refuse_nesting"]
 
@@ -28,6 +29,9 @@ def detect_place(environ: Mapping[str, str], asked: Asked | None = None, outside
 
     `outside` gives access to files and names; without it only the environment is looked at.
     """
+    told = told_place(environ)
+    if told is not None:
+        return told  # the head has looked, with what job.yaml asks for
     sight = Sight(environ, asked or Asked(), outside or Outside())
     place = _listed(sight) if sight.asked.hosts or sight.asked.hostfile else _found(sight)
     return _with_what_is_asked(place, sight.asked)
@@ -103,7 +107,6 @@ def _with_what_is_asked(place: Place, asked: Asked) -> Place:
         evidence=evidence,
         num_nodes=place.num_nodes if asked.num_nodes is None else asked.num_nodes,
         num_ranks_per_node=asked.num_ranks_per_node or place.num_ranks_per_node,
-        master_port=asked.master_port or place.master_port,
     )
 
 
@@ -125,10 +128,20 @@ def _listed(sight: Sight) -> Place:
                 f"cluster.hosts names {', '.join(hosts)}, the hostfile {asked.hostfile} names {', '.join(listed)}. "
                 f"Keep one of the two."
             )
-        counts = {count for _, count in lines}
-        hosts, slots = listed, counts.pop() if len(counts) == 1 else None
+        hosts, slots = listed, _common_slots(lines, asked)
         evidence = (("hostfile", asked.hostfile),)
     addresses = tuple(host.rpartition("@")[2] for host in hosts)
+    most = asked.num_nodes[1] if isinstance(asked.num_nodes, tuple) else asked.num_nodes or 1
+    if most > len(hosts):
+        raise UserError(
+            f"cluster.nodes asks for {show_nodes(asked.num_nodes or 1)} nodes, but {asked.hostfile or 'cluster.hosts'} "
+            f"names {len(hosts)}: {', '.join(hosts)}. Add the missing hosts, or ask for fewer nodes."
+        )
+    if asked.num_nodes == 1 < len(hosts):
+        raise UserError(
+            f"cluster.nodes asks for 1 node, but {asked.hostfile or 'cluster.hosts'} names {len(hosts)}: "
+            f"{', '.join(hosts)}. Name the one that is meant, or leave cluster.nodes out: then all are."
+        )
     rank = _own_index(addresses, sight)
     if rank is None:
         _refuse_a_stranger(addresses, sight)
@@ -141,6 +154,18 @@ def _listed(sight: Sight) -> Place:
         hosts=hosts,
         evidence=evidence,
     )
+
+
+def _common_slots(lines: Sequence[tuple[str, int | None]], asked: Asked) -> int | None:
+    """Ranks of each node, as DeepSpeed reads them; all nodes train with equally many."""
+    counts = {count for _, count in lines}
+    if len(counts) > 1 and asked.num_ranks_per_node is None:
+        said = ", ".join(f"{host} slots={count or 'none'}" for host, count in lines)
+        raise UserError(
+            f"the hostfile {asked.hostfile} gives its hosts different numbers of slots ({said}); every node trains "
+            f"with the same number of ranks. Write that number into each line, or set cluster.nproc_per_node."
+        )
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _own_index(addresses: tuple[str, ...], sight: Sight) -> int | None:

@@ -20,7 +20,7 @@ SCONTROL_S = 10.0
 
 
 def real_outside() -> Outside:
-    return Outside(_own_names(), _read_text, _resolve, _scontrol)
+    return Outside(_own_names(), _read_text, resolve_names, _scontrol)
 
 
 def _own_names() -> frozenset[str]:
@@ -34,7 +34,7 @@ def _read_text(path: str) -> str | None:
         return None
 
 
-def _resolve(names: Sequence[str]) -> Mapping[str, frozenset[str]]:
+def resolve_names(names: Sequence[str]) -> Mapping[str, frozenset[str]]:
     """All names at once: a resolver that does not answer costs `RESOLVE_S` in all, not for each name."""
     found: dict[str, frozenset[str]] = {}
 

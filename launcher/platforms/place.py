@@ -53,7 +53,6 @@ class Asked:
     hosts: tuple[str, ...] = ()
     hostfile: str | None = None
     num_ranks_per_node: int | None = None
-    master_port: int | None = None
 
 
 def _nothing_there(path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The interface to the other nodes, what NCCL and gloo were told about it, and the master's port."""
+"""The interface to the other nodes, what NCCL and gloo were told about it, the ports of the ranks and the agents."""
 
 from __future__ import annotations
 
@@ -68,6 +68,25 @@ def check_port(inputs: PreflightInputs) -> tuple[Finding, ...]:
         "（cluster.master_port: null 会自动选择）",
     )
     return (Finding("net.port", Severity.ERROR, f"{port} in use", "free", message, remedy),)
+
+
+def check_agent_port(inputs: PreflightInputs) -> tuple[Finding, ...]:
+    if inputs.agent_port is None or inputs.agent_port_free is None:
+        return ()
+    port = inputs.agent_port
+    if inputs.agent_port_free:
+        return (Finding("net.agent_port", Severity.OK, f"{port} free", "free", Text("the port is free", "端口空闲")),)
+    message = Text(
+        f"port {port} on this node is taken, and the nodes' agents meet there: another run, or an earlier start of "
+        "this one",
+        f"本机端口 {port} 已被占用，而各节点的 agent 要在此汇合：可能是另一个任务，或本任务较早的一次启动",
+    )
+    remedy = Text(
+        f"`ss -ltnp 'sport = :{port}'` shows who holds it; end that process, or set cluster.agent_port to a port that "
+        "is free on every node",
+        f"`ss -ltnp 'sport = :{port}'` 可查看占用者；结束该进程，或把 cluster.agent_port 设为所有节点上都空闲的端口",
+    )
+    return (Finding("net.agent_port", Severity.ERROR, f"{port} in use", "free", message, remedy),)
 
 
 def nccl_interfaces(value: str, nics: Sequence[Nic]) -> tuple[Nic, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.host.facts import Disk, Shm
+from launcher.host.storage import why_locks_stay_here
 from launcher.i18n import Text
 from launcher.preflight.finding import Finding, Severity, show_bytes
 from launcher.preflight.inputs import PreflightInputs, Reader
@@ -16,6 +17,10 @@ SHM_WANTED_BYTES = 1 * GIB
 SHM_PER_PAIR_BYTES = 64 * MIB
 
 DISK_LOW_BYTES = 1 * GIB  # where nobody could say how much a run needs
+# One machine's own. Overlay may have a network mount below it, which /proc does not tell: hence warnings.
+LOCAL_FSTYPES = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "aufs", "tmpfs", "ramfs"}
+)
 VOLATILE_FSTYPES = frozenset({"overlay", "tmpfs", "ramfs", "aufs"})
 
 
@@ -109,6 +114,43 @@ def check_disk_durable(inputs: PreflightInputs) -> tuple[Finding, ...]:
         ),
     )
     return (Finding("disk.durable", Severity.WARNING, measured, bound, message, remedy),)
+
+
+def check_disk_shared(inputs: PreflightInputs) -> tuple[Finding, ...]:
+    """Several nodes agree through files of output_dir, write their parts of each checkpoint there and read them all."""
+    mount = inputs.facts.mount
+    if mount is None or inputs.num_nodes == 1:
+        return ()
+    measured, bound = f"{mount.fstype} at {mount.path}", "one folder for all nodes, with locks"
+    if mount.fstype in LOCAL_FSTYPES:
+        message = Text(
+            f"{inputs.num_nodes} nodes need one output_dir, and {mount.fstype} usually belongs to one machine: nodes "
+            "that do not see the same folder are not let in, or wait for each other in vain",
+            f"{inputs.num_nodes} 个节点需要共用同一个 output_dir，而 {mount.fstype} 通常只属于一台机器："
+            "看到的不是同一目录的节点不会被接纳，或只能互相空等",
+        )
+        remedy = Text(
+            "put output_dir on storage that every node mounts at the same path (NAS, CPFS, NFS, Lustre); if it is, "
+            "leave this check out: check.skip: [disk.shared]",
+            "把 output_dir 放到各节点以相同路径挂载的存储上（NAS、CPFS、NFS、Lustre）；"
+            "若已经如此，可跳过此项：check.skip: [disk.shared]",
+        )
+        return (Finding("disk.shared", Severity.WARNING, measured, bound, message, remedy),)
+    if not why_locks_stay_here(mount):
+        return (Finding("disk.shared", Severity.OK, measured, bound, Text("can be shared", "可以共用")),)
+    measured = why_locks_stay_here(mount)
+    message = Text(
+        f"locks on {mount.path} may not reach other machines: whether nodes of an earlier start still live, or which "
+        "of two halves of the nodes goes on, cannot be told for certain there",
+        f"{mount.path} 上的锁可能不能跨机器生效：无法确定较早一次启动的节点是否仍在运行，或两半节点中由哪一半继续",
+    )
+    remedy = Text(
+        "put output_dir on a file system with locks (NAS with NFS and without nolock, CPFS, Lustre); or see to it that "
+        "no node of an earlier start lives when you start again",
+        "把 output_dir 放到支持锁的文件系统上（不带 nolock 的 NFS/NAS、CPFS、Lustre）；"
+        "或在重新启动前确认较早一次启动的节点都已停止",
+    )
+    return (Finding("disk.shared", Severity.WARNING, measured, bound, message, remedy),)
 
 
 def shm_wanted_bytes(num_ranks: int) -> int:

@@ -28,9 +28,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "disk.writable": check_storage.check_disk_writable,
         "disk.free": check_storage.check_disk_free,
         "disk.durable": check_storage.check_disk_durable,
+        "disk.shared": check_storage.check_disk_shared,
         "net.interface": check_network.check_interface,
         "net.ifname_env": check_network.check_ifname_env,
         "net.port": check_network.check_port,
+        "net.agent_port": check_network.check_agent_port,
     }
 )
 

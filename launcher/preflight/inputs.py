@@ -32,6 +32,8 @@ class PreflightInputs:
     master_addr: str = ""
     master_port: int | None = None
     port_free: bool | None = None  # None: this node does not listen there
+    agent_port: int | None = None  # where the agents of several nodes meet
+    agent_port_free: bool | None = None
     disk_needed_bytes: int | None = None
     memory_needed_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)  # what the user and the platform have set

@@ -59,6 +59,65 @@ def test_a_line_at_least_every_minute_while_steps_are_made(clock: list[float], s
     assert len(shown_at) <= 75, "and not a line for every step"
 
 
+@pytest.mark.parametrize("step_s", [0.01, 1.0, 11.0, 29.0, 31.0, 59.0])
+def test_where_another_node_shows_the_progress_a_line_a_minute_is_enough(clock: list[float], step_s: float) -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.is_echo = True
+    shown_at, shown = [clock[0]], 0
+    for step in range(1, int(1200 / step_s)):
+        clock[0] += step_s
+        console.progress(step, 10**9, None, None)
+        if len(stream.getvalue()) > shown:
+            shown = len(stream.getvalue())
+            shown_at.append(clock[0])
+    gaps = [after - before for before, after in pairwise(shown_at)]
+    assert max(gaps) <= 60.0
+    assert min(gaps[1:]) > 60.0 - step_s - 0.1
+
+
+def test_on_another_node_too_the_first_and_the_last_step_are_shown_and_other_lines_count(clock: list[float]) -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.is_echo = True
+    for step in range(1, 101):
+        clock[0] += 1.0
+        if step % 40 == 0:
+            console.say("a checkpoint was saved")
+        console.progress(step, 100, None, None)
+    lines = [line.removeprefix("ftlaunch: ") for line in stream.getvalue().splitlines()]
+    assert lines == ["step 1/100", "a checkpoint was saved", "a checkpoint was saved", "step 100/100"]
+
+
+@pytest.mark.parametrize(("is_echo", "at_most_every_s"), [(False, 20.0), (True, 40.0)])
+def test_long_work_is_shown_at_least_every_minute(clock: list[float], is_echo: bool, at_most_every_s: float) -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.is_echo = is_echo
+    shown_at = []
+    for _ in range(100):
+        clock[0] += 20.0
+        before = len(stream.getvalue())
+        console.long_work("step 3: 7 micro-batches")
+        if len(stream.getvalue()) > before:
+            shown_at.append(clock[0])
+    assert {after - before for before, after in pairwise(shown_at)} == {at_most_every_s}
+
+
+@pytest.mark.parametrize("is_echo", [False, True])
+def test_steps_speak_for_themselves(clock: list[float], is_echo: bool) -> None:
+    """Ranks count micro-batches of short steps, too."""
+    stream = io.StringIO()
+    console = Console(stream)
+    console.is_echo = is_echo
+    for step in range(1, 600):
+        clock[0] += 1.0
+        console.progress(step, 10**9, None, None)
+        if step % 20 == 0:
+            console.long_work(f"step {step}: 1 micro-batches")
+    assert "micro-batches" not in stream.getvalue()
+
+
 def test_nothing_is_shown_without_a_step(clock: list[float]) -> None:
     stream = io.StringIO()
     console = Console(stream)

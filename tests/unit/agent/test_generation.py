@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent.crew import Seat, Turn
 from launcher.agent.generation import RankProcess, contract, free_port, port_is_free
 from launcher.errors import UserError
 from launcher.link import Link, pair
@@ -71,11 +72,13 @@ def test_a_rank_that_had_ended_by_itself_is_no_victim_of_the_kill_that_followed(
 
 
 def test_the_contract_is_that_of_deepspeeds_launcher() -> None:
-    ranks = [contract(rank, 2, "10.1.0.5", 20123) for rank in range(2)]
-    assert [(r["RANK"], r["LOCAL_RANK"]) for r in ranks] == [("0", "0"), ("1", "1")]
+    seats = (Seat("n0", "10.1.0.5", 3), Seat("n1", "10.1.0.6", 2))
+    turn = Turn(1, "start", seats, index=1, master_port=20123)
+    ranks = [contract(turn, rank, 20123) for rank in turn.ranks]
+    assert [(r["RANK"], r["LOCAL_RANK"]) for r in ranks] == [("3", "0"), ("4", "1")]
     for rank in ranks:
-        assert rank["WORLD_SIZE"] == rank["LOCAL_SIZE"] == "2"
-        assert (rank["CROSS_RANK"], rank["CROSS_SIZE"]) == ("0", "1")
+        assert (rank["WORLD_SIZE"], rank["LOCAL_SIZE"], rank["LOCAL_WORLD_SIZE"]) == ("5", "2", "2")
+        assert (rank["CROSS_RANK"], rank["CROSS_SIZE"]) == ("1", "2")
         assert (rank["MASTER_ADDR"], rank["MASTER_PORT"]) == ("10.1.0.5", "20123")
 
 

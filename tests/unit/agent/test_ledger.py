@@ -25,7 +25,7 @@ def count(given: Iterable[Given], steps_per_epoch: int, up_to_step: int | None =
 
 def epochs(num_epochs: int, *, num_samples: int = 10, first_step: int = 1) -> list[Given]:
     """What two ranks record over whole epochs in one generation."""
-    order = SampleOrder(num_samples, 2, 2, seed=3)
+    order = SampleOrder(num_samples, 2, 2, 4, seed=3)
     step, given = first_step, []
     for epoch in range(num_epochs):
         permutation = order.permutation(epoch)

@@ -36,7 +36,7 @@ def struck(number: int = signal.SIGKILL) -> RankExit:
 
 def training(num_ranks: int = 2, step: int = 5) -> Lifecycle:
     """Every rank has finished `step`."""
-    life = Lifecycle(num_ranks, grace_s=25.0)
+    life = Lifecycle(range(num_ranks), grace_s=25.0)
     for rank in range(num_ranks):
         life.on_message(rank, {"kind": "step", "step": step, "samples": []})
     return life
@@ -188,7 +188,7 @@ def test_the_second_agent_signal_counts_after_one_that_came_through_a_rank() -> 
 
 
 def test_before_the_first_step_there_is_nothing_to_save() -> None:
-    life = Lifecycle(2, grace_s=25.0)
+    life = Lifecycle(range(2), grace_s=25.0)
     life.on_message(0, {"kind": "phase", "name": "loading the model"})
     actions = life.on_stop_request("SIGTERM")
     assert kills(actions)
@@ -199,7 +199,7 @@ def test_before_the_first_step_there_is_nothing_to_save() -> None:
 
 
 def test_one_rank_past_its_first_step_is_enough_to_agree() -> None:
-    life = Lifecycle(2, grace_s=25.0)
+    life = Lifecycle(range(2), grace_s=25.0)
     life.on_message(1, {"kind": "step", "step": 1, "samples": []})
     assert told(life.on_stop_request("SIGTERM")) == [Tell("prepare_save")]
 

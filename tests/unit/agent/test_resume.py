@@ -15,8 +15,8 @@ from launcher.errors import UserError
 from tests.unit.checkpoint.checkpoint_folders import IDENTITY, contents, save, stage
 
 
-def resume(output_dir: Path, said: list[str], world_size: int = 2) -> Resume:
-    return prepare_resume(output_dir, IDENTITY, world_size, EventLog(output_dir, "n0"), said.append)
+def resume(output_dir: Path, said: list[str], generation: int = 2) -> Resume:
+    return prepare_resume(output_dir, IDENTITY, generation, EventLog(output_dir, "n0"), said.append)
 
 
 def rejections(output_dir: Path) -> list[dict[str, str]]:
@@ -35,7 +35,7 @@ def test_the_newest_whole_one(tmp_path: Path) -> None:
     said: list[str] = []
     for step in (10, 20):
         save(tmp_path, step)
-    assert resume(tmp_path, said) == Resume(str(tmp_path / "checkpoint-20"), 20, 160)
+    assert resume(tmp_path, said) == Resume(str(tmp_path / "checkpoint-20"), 20, 160, 2, 8)
     assert said == []
     assert rejections(tmp_path) == []
 
@@ -78,8 +78,18 @@ def test_when_none_is_whole_it_begins_anew_and_deletes_nothing(tmp_path: Path) -
 def test_what_was_half_written_is_cleared(tmp_path: Path) -> None:
     save(tmp_path, 10)
     stage(tmp_path, 20)
+    current = stage(tmp_path, 20, generation=2)
     assert resume(tmp_path, []).step == 10
-    assert not staging_root(tmp_path).exists()
+    assert not staging_root(tmp_path, 1).exists()
+    assert current.is_dir(), "of the generation that is about to start"
+
+
+def test_the_run_keeps_its_global_batch_whatever_version_wrote_the_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 10, world_size=3, global_batch_size=48)
+    assert (resume(tmp_path, []).world_size, resume(tmp_path, []).global_batch_size) == (3, 48)
+    sizes = {"training.per_device_train_batch_size": 4, "training.gradient_accumulation_steps": 5}
+    save(tmp_path, 20, world_size=3, global_batch_size=0, identity={**IDENTITY, **sizes})
+    assert resume(tmp_path, []).global_batch_size == 60
 
 
 def test_another_job_is_refused_before_anything_is_moved(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class World:
         self._rivalry = rng.random() < 0.3  # nobody dies, everybody is taken for dead
         # Safety may rest on no duration: with short silences and long votes, proposers overlap.
         silence_s, vote_s = rng.choice((1.0, 2.0)), 3.0 if self._rivalry else rng.choice((0.6, 3.0))
-        self.timing = Timing(HEARTBEAT_S, silence_s, vote_s, gather_s=2.0, bound_s=1e9, pause_s=1.5)
+        self.timing = Timing(HEARTBEAT_S, silence_s, vote_s, gather_s=2.0, bound_s=1e9, pause_s=1.5, join_pause_s=4.0)
         rough = rng.random() < 0.7
         self.weather = Weather(
             rng.uniform(0, 0.2) * rough,

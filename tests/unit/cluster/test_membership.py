@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from launcher.cluster.effects import AskClaim, AskPause, Effect, Enter, GiveUp, Persist, Quit, Say, Send
 from launcher.cluster.membership import Membership
-from launcher.cluster.messages import Accept, AcceptedBy, Learn, Message, Prepare, Promise
+from launcher.cluster.messages import Accept, AcceptedBy, Join, Learn, Message, Prepare, Promise
 from launcher.cluster.model import (
     Durable,
     Generation,
@@ -23,7 +23,7 @@ from launcher.cluster.model import (
     Wanted,
 )
 
-TIMING = Timing(gather_s=10.0, bound_s=100.0)
+TIMING = Timing(gather_s=10.0, bound_s=100.0, join_pause_s=20.0)
 JOB = Identity("abc", {"torch": "2.11"})
 
 
@@ -244,7 +244,7 @@ def test_of_two_halves_one_trains_and_after_the_cut_there_is_one_run() -> None:
     assert sorted(cluster.running().values()) == [0, 0, 2, 2]
     cluster.lost = lambda sender, target, message: False
     cluster.tick(12)  # those outside are let in: a pause that nobody confirms takes its bound
-    cluster.tick(TIMING.pause_s)
+    cluster.tick(TIMING.join_pause_s)
     assert len(set(cluster.running().values())) == 1
     assert len(cluster.members("n0")) == 4
 
@@ -351,6 +351,34 @@ def test_when_all_leave_nobody_waits_for_anybody() -> None:
     assert cluster.running() == {}
 
 
+def test_who_wants_to_join_waits_for_a_long_step_and_who_has_to_leave_does_not() -> None:
+    cluster = elastic("n0", "n1")
+    cluster.start("n2")
+    cluster.tick(TIMING.join_pause_s - 1)
+    assert cluster.running() == {"n0": 1, "n1": 1, "n2": 0}
+    cluster = elastic("n0", "n1")
+    cluster.start("n2")
+    cluster.tick(1)
+    cluster.tell("n1", LeaveAsked("SIGTERM"))
+    cluster.tick(TIMING.pause_s - 1)
+    assert cluster.members("n0") == ["n0", "n1"]
+    cluster.tick(2)
+    assert cluster.members("n0") == ["n0", "n2"]
+
+
+def test_a_second_agent_of_a_name_waits_until_the_first_is_silent() -> None:
+    cluster = elastic("n0", "n1")
+    elsewhere = Node("n1", "elsewhere:1", 1, "another")
+    join = Join(elsewhere, 1, 1, True, False, JOB)
+    leader = cluster.agents["n0"]
+    leader.on_message(join, cluster.now)
+    assert cluster.running() == {"n0": 1, "n1": 1}
+    del cluster.agents["n1"]
+    cluster.now += TIMING.silence_s + 0.1
+    leader.on_message(join, cluster.now)
+    assert leader.running is None
+
+
 def test_another_job_is_refused_with_the_difference() -> None:
     cluster = elastic("n0", "n1")
     cluster.start("n2", identity=Identity("abc", {"torch": "2.10"}))
@@ -377,6 +405,17 @@ def test_the_run_ends_when_all_have_finished_and_not_before() -> None:
 
 def test_a_fault_that_a_rerun_would_meet_again_ends_the_run_everywhere() -> None:
     cluster = elastic("n0", "n1", "n2")
+    cluster.tell("n2", LocalFailed(1, retryable=False, reason="KeyError in user code"))
+    cluster.tick(1)
+    ends = [cluster.gave_up(name) for name in ("n0", "n1", "n2")]
+    assert [(end.exit_code, end.reason) for end in ends if end] == [(1, "n2: KeyError in user code")] * 3
+
+
+def test_a_cause_found_after_the_others_have_gone_on_still_ends_the_run() -> None:
+    cluster = elastic("n0", "n1", "n2")
+    cluster.tell("n1", LocalFailed(1, retryable=True, reason="rank 1: connection closed by peer"))  # n2's victim
+    cluster.tick(1)
+    assert set(cluster.running().values()) == {2}
     cluster.tell("n2", LocalFailed(1, retryable=False, reason="KeyError in user code"))
     cluster.tick(1)
     ends = [cluster.gave_up(name) for name in ("n0", "n1", "n2")]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.errors import NotInThisVersion, UserError
+from launcher.errors import NotInThisVersion, PreflightRefused, UserError
+from launcher.host.routes import Route
 from launcher.plan.ds_config import make_ds_config, stage_of
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts
@@ -18,6 +21,7 @@ from launcher.platforms.detect import Place
 from tests.unit.plan.plan_inputs import config, host, loaded
 
 ONE = Place("one machine", 1, 0)
+NICS = host().nics
 MODEL = ModelFacts("/m", "llama", 1_000_000_000)
 
 
@@ -25,7 +29,7 @@ def plan(
     more: dict[str, Any] | None = None, cards: str = "8xA100", place: Place = ONE, environ: dict[str, str] | None = None
 ) -> LaunchPlan:
     job, facts = loaded(more), host(cards)
-    return make_plan(job, facts, MODEL, place, choose_network(job.config, facts), environ or {})
+    return make_plan(job, facts, MODEL, place, choose_network(job.config, facts, place), environ or {})
 
 
 def test_eight_gpus() -> None:
@@ -92,9 +96,6 @@ def test_the_deepspeed_json_leaves_to_transformers_what_must_agree(stage: int, o
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ({"cluster": {"nodes": 2}}, "cluster"),
-        ({"cluster": {"nodes": "1:2"}}, "cluster"),
-        ({"cluster": {"hosts": ["a", "b"]}}, "cluster"),
         ({"monitor": {"prometheus_port": 9400}}, "monitor.prometheus_port"),
         ({"checkpoint": {"memory": "on"}}, "checkpoint.memory"),
         ({"restart": {"hang_seconds": 60}}, "restart.hang_seconds"),
@@ -108,34 +109,135 @@ def test_what_is_not_in_this_version_is_said_not_ignored(more: dict[str, Any], k
     assert caught.value.exit_code == 2
 
 
-def test_nodes_that_the_platform_started_are_not_left_idle() -> None:
-    with pytest.raises(NotInThisVersion, match=r"Slurm has started 2 nodes \(SLURM_NNODES=2\)"):
-        plan(place=Place("Slurm", 2, 0, evidence=(("SLURM_NNODES", "2"),)))
+# -- several nodes -----------------------------------------------------------------------------------------------------
 
 
-# -- network -----------------------------------------------------------------------------------------------------------
+def nodes(count: int | tuple[int, int], rank: int | None = 1, *, platform: str = "cluster.hosts") -> Place:
+    most = count[1] if isinstance(count, tuple) else count
+    return Place(platform, count, rank, hosts=tuple(f"10.1.0.{5 + i}" for i in range(most)), master_addr="10.1.0.5")
 
 
-def test_one_node_stays_on_the_loopback_and_its_hostfile_names_a_real_address() -> None:
-    network = choose_network(config(), host())
-    assert (network.interface, network.master_addr, network.node_ip) == ("lo", "127.0.0.1", "10.1.0.5")
+def no_names(asked: Sequence[str]) -> Mapping[str, frozenset[str]]:
+    return {}
 
 
-def test_a_node_without_network_is_itself() -> None:
-    assert choose_network(config(), host(nics=())).node_ip == "127.0.0.1"
+def by_eth0(address: str) -> Route:
+    return Route("eth0", "10.1.0.5", address)
 
 
-def test_an_interface_that_was_asked_for() -> None:
-    network = choose_network(config({"cluster": {"interface": "eth0"}}), host())
-    assert (network.interface, network.master_addr) == ("eth0", "10.1.0.5")
+def plan_for(place: Place, more: dict[str, Any] | None = None, cards: str = "8xA100", **known: Any) -> LaunchPlan:
+    job, facts = (
+        loaded(more),
+        host(cards, nics=[replace(n, ipv4=("10.1.0.6",)) if n.name == "eth0" else n for n in NICS]),
+    )
+    network = choose_network(job.config, facts, place, no_names, by_eth0)
+    return make_plan(job, facts, known.pop("model", MODEL), place, network, {}, **known)
 
 
-@pytest.mark.parametrize(("name", "said"), [("eth9", "eth9 is not there"), ("eth2", "eth2 has no IPv4 address")])
-def test_an_interface_that_cannot_be_used_names_those_that_can(name: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        choose_network(config({"cluster": {"interface": name}}), host())
-    assert said in str(caught.value)
-    assert "eth0 (10.1.0.5)" in str(caught.value)
+def test_two_nodes() -> None:
+    made = plan_for(nodes(2))
+    assert (made.num_nodes, made.min_nodes, made.num_ranks.value) == (2, 2, 8)
+    assert (made.full_world_size, made.smallest_world_size) == (16, 16)
+    assert made.hostfile == "10.1.0.5 slots=8\n10.1.0.6 slots=8\n"
+    assert made.meeting is not None
+    assert (made.meeting.name, made.meeting.host_ip) == ("n1", "10.1.0.6")
+    values = {variable.name: variable.value for variable in made.variables}
+    assert values["NCCL_SOCKET_IFNAME"] == values["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_one_node_meets_nobody() -> None:
+    assert (plan().num_nodes, plan().min_nodes, plan().meeting) == (1, 1, None)
+
+
+def test_what_this_node_found_for_itself_is_not_for_the_others() -> None:
+    made = plan_for(nodes(2), {"env": {"NCCL_DEBUG": "INFO"}})
+    assert "SOCKET_IFNAME" not in made.deepspeed_env
+    assert "NCCL_IB_DISABLE" not in made.deepspeed_env
+    assert "NCCL_DEBUG=INFO\n" in made.deepspeed_env
+    named = plan_for(nodes(2), {"env": {"NCCL_SOCKET_IFNAME": "eth"}})
+    assert "NCCL_SOCKET_IFNAME=eth\n" in named.deepspeed_env
+
+
+def test_the_plan_of_several_nodes_is_json() -> None:
+    document = json.loads(json.dumps(plan_for(nodes((1, 2))).to_json()))
+    assert document["meeting"]["wanted"] == {"min_nodes": 1, "max_nodes": 2}
+
+
+def test_the_global_batch_is_that_of_the_full_size_and_stays() -> None:
+    training = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    made = plan_for(nodes((1, 3)), {"training": training})
+    assert made.global_batch_size == 4 * 2 * 24
+    assert [made.accumulation(ranks) for ranks in (24, 16, 8)] == [2, 3, 6]
+    assert plan_for(nodes((1, 3)), {"training": training}, earlier_batch_size=100).global_batch_size == 100
+    assert plan_for(nodes((1, 3)), {"training": training}, earlier_batch_size=100).accumulation(24) == 2
+
+
+def test_the_stage_and_the_forecast_are_for_the_smallest_size() -> None:
+    """7e9 parameters, all trained: 2P + 18P/G bytes fit 70 % of 80 GiB on four ranks and not on two."""
+    seven_b = ModelFacts("/m", "llama", 7_000_000_000)
+    made = {
+        count: plan_for(nodes(count), {"method": "full"}, "2xA100", model=seven_b)
+        for count in (1, 2, 4, (1, 4), (2, 4))
+    }
+    assert [m.zero_stage.value for m in made.values()] == [3, 2, 2, 3, 2]
+    forecast = {count: m.memory_forecast_bytes for count, m in made.items()}
+    assert forecast[(2, 4)] == forecast[2]
+    assert forecast[(1, 4)] == forecast[1]
+
+
+def test_a_drill_may_name_a_rank_of_another_node() -> None:
+    drill = {"drill": {"kill": {"rank": 15, "step": 5}}}
+    assert plan_for(nodes(2), drill).full_world_size == 16
+    with pytest.raises(UserError, match="8 rank"):
+        plan_for(nodes(1, 0), drill)
+
+
+def test_slots_of_the_hostfile_are_the_ranks() -> None:
+    place = replace(nodes(2, platform="hostfile"), num_ranks_per_node=4)
+    made = plan_for(place)
+    assert (made.num_ranks.value, made.num_ranks.by) == (4, "job.yaml")
+    assert "4 slot(s), of 8 visible GPUs" in " ".join(made.notes)
+    assert plan_for(place, {"cluster": {"nproc_per_node": 2}}).num_ranks.value == 2
+    with pytest.raises(PreflightRefused, match="slots of the hostfile is 4, but 2 GPU"):
+        plan_for(place, {"cluster": {"hostfile": "/job/hostfile"}}, "2xA100")
+
+
+def test_a_head_that_is_no_node_plans_for_the_others() -> None:
+    """A login machine without GPUs: what it lacks says nothing about the nodes."""
+    made = plan_for(nodes(2, None), {"precision": "fp16", "cluster": {"nproc_per_node": 8}}, "none")
+    assert made.is_head_only
+    assert made.meeting is None
+    assert made.precision.value == "fp16"
+    assert made.hostfile == "10.1.0.5 slots=8\n10.1.0.6 slots=8\n"
+    assert "none of the nodes" in " ".join(made.notes)
+    with pytest.raises(PreflightRefused, match="fp16"):
+        plan_for(nodes(2, 0), {"precision": "fp16"}, "none")
+
+
+@pytest.mark.parametrize(
+    ("place", "launcher", "said"),
+    [
+        (nodes(2, None), "none", "cluster.launcher: none leaves it to you"),
+        (Place("MPIJob", 2, None), "auto", "their names are not known here"),
+    ],
+)
+def test_a_head_that_can_start_nobody_is_refused(place: Place, launcher: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        plan_for(place, {"cluster": {"launcher": launcher}})
+
+
+@pytest.mark.parametrize(
+    ("place", "cluster", "said"),
+    [
+        (Place("DLC", 2, 1, master_addr="dlc1-master-0"), {}, "no address is known yet for dlc1-master-0"),
+        (Place("DLC", 2, 1, master_addr="10.1.0.5"), {}, "DLC does not tell the other nodes' addresses"),
+        (replace(nodes(4), num_nodes=2), {}, "4 hosts are named and at most 2 train at a time"),
+        (nodes(2), {"gather_seconds": 80, "wait_seconds": 100}, "gather_seconds: 50 s"),
+    ],
+)
+def test_what_is_not_as_one_might_think_is_noted(place: Place, cluster: dict[str, Any], said: str) -> None:
+    assert said in " ".join(plan_for(place, {"cluster": cluster}).notes)
+    assert said not in " ".join(plan_for(nodes(2)).notes)
 
 
 # -- what ranks are told -----------------------------------------------------------------------------------------------
@@ -156,6 +258,7 @@ def test_a_spec_is_read_back_as_it_was_written(targets: Any) -> None:
         lora_target_modules=targets,
         ds_config={"zero_optimization": {"stage": 2}},
         identity={"lora.target_modules": ["q_proj"]},
+        global_batch_size=64,
         resume_from="/run/checkpoint-10",
         drills=(Drill(0, 1, 8), Drill(1, 0, 9, "SIGSTOP")),
     )

@@ -62,7 +62,7 @@ CASES = {
         {**without(envs.DLC, "RANK"), "WORLD_SIZE": "1"}, (DLC, 1, 0, 8, DLC_MASTER, 23456, ())
     ),
     "DLC, elastic by job.yaml": Case(
-        envs.DLC, (DLC, (1, 2), 1, 4, DLC_MASTER, 29500, ()), Asked((1, 2), num_ranks_per_node=4, master_port=29500)
+        envs.DLC, (DLC, (1, 2), 1, 4, DLC_MASTER, 23456, ()), Asked((1, 2), num_ranks_per_node=4)
     ),
     "KubeDL": Case(envs.KUBEDL, ("KubeDL PyTorchJob", 4, 3, None, "tune-master-0", 23456, ())),
     "KubeDL, the master sees itself": Case(
@@ -337,12 +337,26 @@ def test_one_host_may_be_called_localhost() -> None:
         ({}, Asked(hosts=("alias", "10.0.0.5")), ("x", "10.0.0.5x"), "alias and 10.0.0.5 are both this machine"),
         (envs.SLURM, Asked(hosts=("a", "b")), ("gpu03",), r"gpu03\) is none of cluster.hosts \(a, b\), but Slurm"),
         ({}, Asked(hostfile="/none"), ("a",), "the hostfile /none cannot be read"),
+        ({}, Asked(hosts=("a", "b"), num_nodes=1), ("a",), "asks for 1 node, but cluster.hosts names 2: a, b"),
+        ({}, Asked(hosts=("a", "b"), num_nodes=(1, 3)), ("a",), "asks for 1:3 nodes, but cluster.hosts names 2"),
     ],
 )
 def test_hosts_that_cannot_be_right(environ: Environ, asked: Asked, names: tuple[str, ...], said: str) -> None:
     dns = {"alias": "10.0.0.5x", "10.0.0.5": "10.0.0.5x"}
     with pytest.raises(UserError, match=said):
         detect_place(environ, asked, outside(*names, dns=dns))
+
+
+def test_different_slots_are_refused_unless_job_yaml_gives_the_number() -> None:
+    files = {"/f": "a slots=4\nb slots=8\n"}
+    with pytest.raises(UserError, match=r"different numbers of slots \(a slots=4, b slots=8\)"):
+        detect_place({}, Asked(hostfile="/f"), outside("a", files=files))
+    assert detect_place({}, Asked(hostfile="/f", num_ranks_per_node=4), outside("a", files=files)).num_nodes == 2
+
+
+def test_more_hosts_than_nodes_are_a_reserve() -> None:
+    place = detect_place({}, Asked(hosts=("a", "b", "c"), num_nodes=2), outside("c"))
+    assert (place.num_nodes, place.node_rank) == (2, 2)
 
 
 def test_hosts_and_a_hostfile_that_disagree_are_both_named() -> None:

@@ -71,6 +71,8 @@ def node_with() -> NodeWith:
             "master_addr": "10.1.0.5",
             "master_port": 29500,
             "port_free": True,
+            "agent_port": 29430,
+            "agent_port_free": True,
             "disk_needed_bytes": 100 * GIB,
             "memory_needed_bytes": 64 * GIB,
             "env": {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"},

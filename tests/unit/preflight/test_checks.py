@@ -107,7 +107,31 @@ CASES = {
         "disk.writable", ERROR, {"disk": Disk("/mnt/data", None, None, None, "the file system gave no answer")}
     ),
     "output on the container's own disk": Case(
-        "disk.durable", WARNING, {"mount": Mount("/", "overlay", "overlay", "rw")}, {}, ("overlay at /", "NAS")
+        "disk.durable",
+        WARNING,
+        {"mount": Mount("/", "overlay", "overlay", "rw")},
+        {"num_nodes": 1},
+        ("overlay at /", "NAS"),
+    ),
+    "a disk of one machine for two nodes": Case(
+        "disk.shared",
+        WARNING,
+        {"mount": Mount("/data", "ext4", "/dev/sda1", "rw")},
+        {},
+        ("ext4 at /data", "2 nodes need one output_dir", "check.skip: [disk.shared]"),
+    ),
+    "an object mount for two nodes": Case(
+        "disk.shared",
+        WARNING,
+        {"mount": Mount("/mnt/data", "fuse.jindo-fuse", "oss", "rw")},
+        {},
+        ("fuse.jindo-fuse at /mnt/data", "locks", "earlier start"),
+    ),
+    "NFS without locks for two nodes": Case(
+        "disk.shared", WARNING, {"mount": Mount("/mnt/data", "nfs", "nas:/", "rw,nolock,vers=3")}, {}, ("nolock",)
+    ),
+    "the agents' port in use": Case(
+        "net.agent_port", ERROR, {}, {"agent_port_free": False}, ("29430 in use", "cluster.agent_port", "ss -ltnp")
     ),
     "memory too small": Case(
         "memory.host",
@@ -267,6 +291,13 @@ def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWi
             id="one rank needs no shm",
         ),
         pytest.param({}, {"interface": "lo", "num_nodes": 1, "env": {}}, id="lo is enough for one node"),
+        pytest.param({"mount": Mount("/", "xfs", "/dev/sda", "rw")}, {"num_nodes": 1}, id="a local disk for one node"),
+        pytest.param(
+            {"mount": Mount("/", "fuse.jindo-fuse", "oss", "rw")}, {"num_nodes": 1}, id="an object mount for one node"
+        ),
+        pytest.param({"mount": Mount("/", "fuse.juicefs", "j", "rw")}, {}, id="FUSE with locks"),
+        pytest.param({"mount": Mount("/", "lustre", "l", "rw")}, {}, id="Lustre"),
+        pytest.param({}, {"agent_port_free": None}, id="no meeting"),
         pytest.param({}, {"interface": "auto", "port_free": None, "disk_needed_bytes": None}, id="nothing asked"),
         pytest.param({"versions": {}}, {"method": None}, id="a trainer of the user's own"),
         pytest.param({"disk": Disk("/oss", None, None, None, "ok")}, {}, id="an object store that tells no size"),
@@ -280,6 +311,11 @@ def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWi
 )
 def test_stays_silent(facts: dict[str, Any], inputs: dict[str, Any], node_with: NodeWith) -> None:
     assert complaints(node_with(facts, **inputs)) == []
+
+
+def test_storage_that_is_lost_and_not_shared_either(node_with: NodeWith) -> None:
+    found = complaints(node_with({"mount": Mount("/", "overlay", "overlay", "rw")}))
+    assert [finding.id for finding in found] == ["disk.durable", "disk.shared"]
 
 
 def test_a_skipped_check_says_nothing(node_with: NodeWith) -> None:
