@@ -21,7 +21,7 @@ test: $(VENV)/.test  ## every test that needs no GPU (unit, fault, cluster, pack
 	$(BIN)/python -m pytest --durations=10
 
 unit: $(VENV)/.test  ## the fast tests
-	$(BIN)/python -m pytest tests/unit tests/docs
+	$(BIN)/python -m pytest tests/unit tests/docs -m "not slow"
 
 fault: $(VENV)/.test  ## real processes, real kills
 	$(BIN)/python -m pytest tests/fault

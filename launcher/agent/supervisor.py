@@ -150,6 +150,7 @@ class Supervisor:
     def _take(self, group: RankGroup, turn: Turn) -> None:
         self._turn, self._all_started, self.led = turn, False, turn.leads
         self._events.generation = turn.number
+        self._loop.clear_bounds()  # a turn that was withdrawn before its ranks were started has left one
         self._lifecycle = Lifecycle(turn.ranks, grace_s=self.settings.grace_s, alone=self._crew.alone)
         incident = None
         try:
@@ -275,7 +276,8 @@ class Supervisor:
         lifecycle = self._lifecycle
         ending = lifecycle.ending() if lifecycle.over else Ending.ABANDONED
         if incident is None and ending is Ending.FINISHED:
-            missing = proof_of_completion(self.settings.output_dir) if turn.leads else None
+            prove = partial(proof_of_completion, self.settings.output_dir)
+            missing = self._loop.aside(prove) if turn.leads else None  # reads every byte of final/
             if missing is None:
                 self._crew.finished(turn, f"training is complete at step {self.progress.best_step}")
                 return

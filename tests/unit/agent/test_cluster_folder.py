@@ -21,6 +21,8 @@ from launcher.cluster.model import Accepted, Durable, Generation, Node
 from launcher.errors import LockedElsewhere, RunsHereAlready, UserError
 from tests.unit.agent.crowd import Child, child, killed_at_each_change, race
 
+pytestmark = pytest.mark.slow  # processes, killed at each of their calls
+
 ELSEWHERE = "pid 1 on lost-pod (boot 00000000, pid:[1], started 1) 0123456789abcdef"
 FAR = "fuse.ossfs at /mnt/data"
 

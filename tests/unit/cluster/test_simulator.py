@@ -15,6 +15,7 @@ from tests.unit.cluster.simulator import World, first_broken
 NUM_SCHEDULES = 10_000
 
 
+@pytest.mark.slow
 def test_no_schedule_breaks_a_rule() -> None:
     assert first_broken(range(NUM_SCHEDULES)) is None
 

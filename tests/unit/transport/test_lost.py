@@ -12,6 +12,8 @@ from launcher.cluster.messages import Guide
 from launcher.transport import outbound
 from tests.unit.transport.agents import Agents, Server, other_process
 
+pytestmark = pytest.mark.slow  # real time-outs
+
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
