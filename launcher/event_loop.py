@@ -7,9 +7,9 @@ import select
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from launcher.link import STOP_SIGNALS
@@ -17,6 +17,10 @@ from launcher.link import STOP_SIGNALS
 TICK_S = 1.0
 
 _T = TypeVar("_T")
+
+
+class CalledOff(Exception):  # noqa: N818 - an outcome, not a defect
+    """The result of work that goes on aside is not wanted any more."""
 
 
 class StopSignals:
@@ -62,6 +66,7 @@ class EventLoop:
         self._selector = selectors.DefaultSelector()
         self.on_tick = on_tick
         self._bounds: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._kept: set[str] = set()  # names of bounds that are not of a turn
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}  # like bounds, but they outlive `clear_bounds`
 
     def register(self, source: Any, handler: Callable[[], None]) -> None:
@@ -80,12 +85,13 @@ class EventLoop:
         except KeyError:
             return
 
-    def set_bound(self, name: str, seconds: float, handler: Callable[[], None]) -> None:
-        """Call `handler` once after `seconds`; a bound of the same name is replaced."""
+    def set_bound(self, name: str, seconds: float, handler: Callable[[], None], *, kept: bool = False) -> None:
+        """Call `handler` once after `seconds`; a bound of the same name is replaced. `kept`: by `clear_bounds`."""
         self._bounds[name] = (time.monotonic() + seconds, handler)
+        (self._kept.add if kept else self._kept.discard)(name)
 
     def clear_bounds(self) -> None:
-        self._bounds.clear()
+        self._bounds = {name: bound for name, bound in self._bounds.items() if name in self._kept}
 
     def every(self, name: str, seconds: float, handler: Callable[[], None]) -> None:
         """Call `handler` every `seconds` from now on; `stop_timer` ends it."""
@@ -125,22 +131,38 @@ class EventLoop:
                 handler()
         self.on_tick()
 
-    def aside(self, work: Callable[[], _T]) -> _T:
+    def aside(self, work: Callable[[], _T], called_off: Callable[[], bool] = lambda: False) -> _T:
         """What `work` returns or raises. It runs in a thread of its own, while everything else here is handled as
-        usual: reading a checkpoint of 100 GB takes longer than the silence after which a node counts as lost."""
+        usual: reading a checkpoint of 100 GB takes longer than the silence after which a node counts as lost.
+
+        Raises CalledOff once `called_off()`, without waiting for the thread: on a dead mount it may never end. So
+        `work` may read, or write what is its own, but must not change what a later turn relies on.
+        """
+        outcome: list[tuple[bool, Any]] = []
         done, ended = socket.socketpair()
-        pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
+
+        def run() -> None:
+            try:
+                outcome.append((True, work()))
+            except BaseException as error:  # noqa: BLE001  # raised again below, in the thread that asked
+                outcome.append((False, error))
+            ended.close()  # end of file wakes the selector
+
         self.register(done, lambda: self.unregister(done))
         try:
-            future = pool.submit(work)
-            future.add_done_callback(lambda _: ended.close())  # end of file wakes the selector
-            while not future.done():
+            threading.Thread(target=run, name="aside", daemon=True).start()
+            while not outcome:
+                if called_off():
+                    raise CalledOff
                 self.wait()
-            return future.result()
         finally:
             self.unregister(done)
             done.close()
-            pool.shutdown(wait=False)
+        succeeded, value = outcome[0]
+        if not succeeded:
+            raise value
+        result: _T = value
+        return result
 
     def close(self) -> None:
         self._selector.close()

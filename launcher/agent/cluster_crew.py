@@ -7,6 +7,7 @@ anything after a `Persist` before that is durable. Effects wait in a queue for i
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from launcher.cluster.model import Durable, Generation, LeaveAsked, LocalEvent, 
 from launcher.errors import ExitCode
 from launcher.event_loop import EventLoop
 
+_AWAY_S = 0.5
 _SAY_AGAIN_S = 30.0
 _SAY_WAIT_AFTER_S = 3.0  # what is settled sooner is not worth a line
 ORDERS_BOUND_S = 3600.0  # the leader verifies checkpoints meanwhile, which may be large; its heartbeats show its life
@@ -78,6 +80,7 @@ class ClusterCrew:
         self._leaders_save: LeadersSave | None = None
         self._nodes_save: NodesSave | None = None
         self._ranks: Ranks | None = None
+        self._heard_at_s = time.monotonic()
         self._idle_since_s: float | None = None
         self._last_said = ("", float("-inf"))
         self._wire = connect(self._on_message, self._on_unreachable)
@@ -136,6 +139,10 @@ class ClusterCrew:
     def over(self) -> bool:
         return self._over is not None
 
+    def goes_on(self, turn: Turn) -> bool:
+        running = self._membership.running
+        return running is not None and running.number == turn.number
+
     def may_commit(self, turn: Turn) -> str:
         running = self._membership.running
         if self._quitting or running is None or running.number != turn.number:
@@ -143,6 +150,9 @@ class ClusterCrew:
         try:
             self._archive.check()
         except OSError as error:
+            if error.errno == errno.ESTALE and self._ranks is not None:  # another agent has this node's place
+                self.drop_out(self._stop_exit_code, str(error))
+                self._ranks.withdraw(str(error))
             return str(error)
         return ""
 
@@ -179,6 +189,9 @@ class ClusterCrew:
         self._loop.wait(0)  # others' ranks sit in a collective: the word leaves before the cause is looked for
 
     def give_up(self, turn: Turn, exit_code: ExitCode, reason: str) -> None:
+        if exit_code is self._stop_exit_code and not self._membership.wanted.fixed:
+            self._tell(LeaveAsked(reason))  # a node whose ranks fail again and again must not end the others' run
+            return
         self._tell(LocalFailed(turn.number, retryable=False, reason=reason, exit_code=int(exit_code)))
 
     def drop_out(self, exit_code: ExitCode, reason: str) -> None:
@@ -199,6 +212,7 @@ class ClusterCrew:
             self.failed(turn, "the ranks ended without a save")
 
     def tick(self) -> None:
+        self._heard_at_s = time.monotonic()
         self._wire.tick()
 
     def close(self) -> None:
@@ -236,6 +250,8 @@ class ClusterCrew:
         self._do(self._membership.on_unreachable(address, time.monotonic()))
 
     def _tell(self, event: LocalEvent) -> None:
+        if not self._busy and time.monotonic() - self._heard_at_s > _AWAY_S:
+            self._loop.wait(0)  # this thread was away: what others have said meanwhile comes before it judges them
         self._do(self._membership.on_local(event, time.monotonic()))
 
     def _do(self, effects: Sequence[Effect]) -> None:

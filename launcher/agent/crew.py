@@ -108,6 +108,9 @@ class Crew(Protocol):
     def over(self) -> bool:
         """Whether the run is over: `next_turn` would say so."""
 
+    def goes_on(self, turn: Turn) -> bool:
+        """Whether the turn's generation is still the one that counts, though this node's ranks may be gone."""
+
     def may_commit(self, turn: Turn) -> str:
         """Empty where a checkpoint of this turn may be committed; else why not."""
 
@@ -174,6 +177,9 @@ class Alone:
 
     def over(self) -> bool:
         return self._over is not None
+
+    def goes_on(self, turn: Turn) -> bool:
+        return True
 
     def may_commit(self, turn: Turn) -> str:
         return ""

@@ -154,7 +154,8 @@ class Lifecycle:
             return []
         if self.first_failure is None:
             self.first_failure = view
-            self._failed_before_stop = self.stop_source is None
+            # With other nodes a save is no end: a node joins or leaves, and the run goes on.
+            self._failed_before_stop = self.stop_source is None or not self._alone
         if self.stop_source is not None:
             return self._kill(f"rank {rank} ended while the run was stopping")
         settle_s = SETTLE_AFTER_SIGNAL_S if exit_.signal is not None else SETTLE_AFTER_ERROR_S

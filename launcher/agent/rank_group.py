@@ -174,6 +174,11 @@ class RankGroup:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
+    @property
+    def runs(self) -> bool:
+        """Whether a rank has not ended yet."""
+        return any(process.exit is None for process in self.processes)
+
     def kill(self) -> bool:
         """SIGKILL for every rank that still runs; True when there was one."""
         running = [process for process in self.processes if process.exit is None]

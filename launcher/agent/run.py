@@ -240,7 +240,11 @@ class _Run:
             first, port = self.past.last_generation + 1, config.cluster.master_port
             crew = Alone(seat, first=first, master_port=port, stop_exit_code=settings.stop_exit_code)
             return Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
-        crew = join_cluster(self.prepared, folder, loop, self.console.say, self.signals.pending, self.environ)
+        try:
+            crew = join_cluster(self.prepared, folder, loop, self.console.say, self.signals.pending, self.environ)
+        except UserError as error:
+            self.events.emit("run_ended", exit_code=int(error.exit_code), reason=str(error), steps=0, goodput=0.0)
+            raise
         supervisor = Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
         crew.start(supervisor)
         return supervisor

@@ -34,11 +34,11 @@ from launcher.agent.lifecycle import (
 from launcher.agent.past import read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
-from launcher.agent.resume import newest_step, prepare_resume
+from launcher.agent.resume import look_for_resume, newest_step, take_resume
 from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass
-from launcher.event_loop import EventLoop, StopSignals
+from launcher.event_loop import CalledOff, EventLoop, StopSignals
 from launcher.fanout.head import Head
 from launcher.link import Message
 from launcher.plan.launch_files import hostfile_text
@@ -90,7 +90,7 @@ class Supervisor:
         self._all_started = False
         self._has_started = False
         self._stop_source: str | None = None
-        self._delay_s = 0.0
+        self._num_signals = 0
         self._history: list[FailedAttempt] = []
         self._loop = loop
         self._crew = crew
@@ -154,13 +154,16 @@ class Supervisor:
         self._lifecycle = Lifecycle(turn.ranks, grace_s=self.settings.grace_s, alone=self._crew.alone)
         incident = None
         try:
-            orders = self._crew.orders(turn, partial(self._loop.aside, partial(self._make_orders, turn)))
+            orders = self._orders(turn)
             if orders is not None:
                 incident = self._attempt(group, turn, orders)
         except UserError as error:
+            group.kill()
+            group.wait_for_the_killed()
+            group.close()
+            self._crew.ranks_gone(turn)
             if self._crew.alone:
                 raise
-            self._crew.ranks_gone(turn)
             self._crew.give_up(turn, ExitCode(error.exit_code), str(error))
             return
         if self._lifecycle.undead:
@@ -171,12 +174,25 @@ class Supervisor:
         self._crew.ranks_gone(turn)
         self._report(turn, incident)
 
+    def _orders(self, turn: Turn) -> Orders | None:
+        """None where the turn is over before there were any."""
+        try:
+            return self._crew.orders(turn, partial(self._make_orders, turn))
+        except CalledOff:
+            return None
+
     def _make_orders(self, turn: Turn) -> Orders:
-        """On the leader, aside: which checkpoint to continue from, and everything else that ranks are told."""
+        """On the leader: which checkpoint to continue from, and everything else that ranks are told. Raises CalledOff
+        once the turn is over: what follows on it is another leader's to do."""
         settings = self.settings
-        resume = prepare_resume(
+        called_off = partial(self._is_called_off, turn)
+        look = partial(look_for_resume, settings.output_dir, settings.spec.identity, cancelled=called_off)
+        choice = self._loop.aside(look, called_off)
+        if called_off() or self._crew.may_commit(turn):
+            raise CalledOff
+        resume = take_resume(
             settings.output_dir,
-            settings.spec.identity,
+            choice,
             turn.number,
             self._events,
             self._console.say,
@@ -191,8 +207,11 @@ class Supervisor:
             resume_from=resume.path,
             drills=tuple(drill for drill in settings.drills if drill.number not in fired),
         )
-        hostfile = hostfile_text([(seat.ip, seat.num_ranks) for seat in turn.seats])
-        (settings.output_dir / "ftlaunch" / "launch" / "hostfile").write_text(hostfile, "utf-8")
+        slots: dict[str, int] = {}  # two nodes may share a machine; DeepSpeed wants each address once
+        for seat in turn.seats:
+            slots[seat.ip] = slots.get(seat.ip, 0) + seat.num_ranks
+        hostfile = settings.output_dir / "ftlaunch" / "launch" / "hostfile"
+        hostfile.write_text(hostfile_text(list(slots.items())), "utf-8")
         return Orders(spec.to_json(), resume.step)
 
     def _attempt(self, group: RankGroup, turn: Turn, orders: Orders) -> Incident | None:
@@ -209,7 +228,7 @@ class Supervisor:
             group.wait_for_the_killed()
             group.close()
             self._crew.failed(turn, str(failure))
-            return self._incidents.fork_server_failed(turn.number, failure)
+            return self._loop.aside(partial(self._incidents.fork_server_failed, turn.number, failure))
         if started:
             while not self._lifecycle.over and not self._lifecycle.undead:
                 self._loop.wait()
@@ -276,14 +295,16 @@ class Supervisor:
         lifecycle = self._lifecycle
         ending = lifecycle.ending() if lifecycle.over else Ending.ABANDONED
         if incident is None and ending is Ending.FINISHED:
-            prove = partial(proof_of_completion, self.settings.output_dir)
-            missing = self._loop.aside(prove) if turn.leads else None  # reads every byte of final/
+            try:
+                missing = self._prove(turn) if turn.leads else None
+            except CalledOff:
+                return
             if missing is None:
                 self._crew.finished(turn, f"training is complete at step {self.progress.best_step}")
                 return
             self._console.say(f"the ranks say that they finished, but {missing}")
             self._crew.failed(turn, "the planned end is not proven")
-            incident = self._incidents.unfinished(turn.number)
+            incident = self._loop.aside(partial(self._incidents.unfinished, turn.number))
         if incident is not None:
             self._react(turn, incident)
         elif ending is Ending.STOPPED:
@@ -292,6 +313,15 @@ class Supervisor:
             latest = newest_step(self.settings.output_dir)
             kept = f"the latest checkpoint is of step {latest}" if latest else "there is no checkpoint yet"
             self._crew.abandoned(turn, kept)
+
+    def _prove(self, turn: Turn) -> str | None:
+        """What is missing of the planned end. Reads every byte of final/. Raises CalledOff where another generation is
+        at work by now: what it finds there is that one's."""
+        prove = partial(proof_of_completion, self.settings.output_dir)
+        missing = self._loop.aside(prove, lambda: not self._crew.goes_on(turn))
+        if not self._crew.goes_on(turn):
+            raise CalledOff
+        return missing
 
     def _react(self, turn: Turn, incident: Incident) -> None:
         """To a failure on this node: try again after a pause, or end the run."""
@@ -381,11 +411,11 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         source = signal_name(number)
-        again = self._stop_source is not None
+        self._num_signals += 1  # those that reach a rank count for nothing here: Slurm sends one to everybody
         if self._crew.alone:
             self._carry_out(self._lifecycle.on_stop_request(source))
         self._note_stop(source)
-        if again:
+        if self._num_signals > 1:
             self._crew.leave(source, at_once=True)
 
     def _on_bound(self, name: str) -> None:
@@ -404,7 +434,7 @@ class Supervisor:
         for action in actions:
             if isinstance(action, Tell):
                 group.tell(action.kind, **action.fields)
-            elif isinstance(action, Bound):
+            elif isinstance(action, Bound) and (action.name != "killed" or group.runs):
                 self._loop.set_bound(action.name, action.seconds, partial(self._on_bound, action.name))
             elif isinstance(action, StopAsked):
                 self._note_stop(action.source)

@@ -99,6 +99,9 @@ class Forming:
         if len(kept) < len(self._followers):
             self._followers, self._ready = kept, None
 
+    def followers(self) -> list[Node]:
+        return [follower.join.sender for follower in self._followers.values()]
+
     def addresses(self) -> set[str]:
         return {follower.join.sender.address for follower in self._followers.values()} | {self._me.address}
 

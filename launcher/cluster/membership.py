@@ -74,7 +74,7 @@ class Membership:
         self.me = self.voter.me
         self.contacts = Contacts(self.me, seeds, rng, timing.silence_s)
         self.contacts.follow_order_of(self.voter.committed)
-        self._wanted, self._timing, self._identity, self._free_port = wanted, timing, identity, free_port
+        self.wanted, self._timing, self._identity, self._free_port = wanted, timing, identity, free_port
         self._outbox = Outbox(self.me, self.voter, to_self=self._on_current)
         self._forming = Forming(
             self._outbox,
@@ -185,7 +185,7 @@ class Membership:
             self._leaving, self._leave_by, self._forming.leaving = event, now + self._timing.pause_s, True
             if run:
                 self._watch(run)
-            elif self._wanted.fixed:
+            elif self.wanted.fixed:
                 self._give_up(ExitCode.STOPPED, event.reason)
         elif run and event.generation == run.generation.number:
             match event:
@@ -345,7 +345,7 @@ class Membership:
 
     def _reason_to_grow(self, run: Running) -> str:
         self._forming.forget_silent()
-        if len(run) == self._wanted.max_nodes:
+        if len(run) == self.wanted.max_nodes:
             return ""
         self._call_missing()
         joining = sorted(name for name, join in self._forming.ready().items() if not join.leaving)
@@ -371,7 +371,7 @@ class Membership:
         self._run = None
         self._outbox.add(Quit(number, reason))
         self._idle_since, self._reason = self._outbox.now, reason
-        if self._leaving and self._wanted.fixed:  # no generation can be formed without us: do not hold up the exit
+        if self._leaving and self.wanted.fixed:  # no generation can be formed without us: do not hold up the exit
             self._give_up(ExitCode.STOPPED, self._leaving.reason)
 
     # ---- in none: whom to follow ----
@@ -453,6 +453,7 @@ class Membership:
 
     def _end(self, exit_code: int, reason: str, untold: Iterable[Node]) -> None:
         self._step_out(reason)
+        untold = [*untold, *self._forming.followers()]  # who waits to be let in, too
         end = End(self.me, self.voter.committed.number, exit_code, reason)
         self._ending = Ending(end, untold, self._outbox, until=self._outbox.now + self._timing.silence_s)
         self._tell_end(self._ending)

@@ -127,7 +127,7 @@ class Transport:
             return
         self._answer()
         self._closed = True
-        self.loop.set_bound(self._bound, 0.0, lambda: None)
+        self.loop.set_bound(self._bound, 0.0, lambda: None, kept=True)
         self.loop = last = EventLoop(on_tick=lambda: None)
         self._inbound.end(last)
         for peer in self._peers.values():
@@ -259,7 +259,7 @@ class Transport:
 
     def _flush_in(self, peer: Peer, seconds: float) -> None:
         if not self._to_flush or seconds == 0.0:
-            self.loop.set_bound(self._bound, seconds, self._flush)
+            self.loop.set_bound(self._bound, seconds, self._flush, kept=True)
         self._to_flush[peer] = None
 
     def _flush(self) -> None:

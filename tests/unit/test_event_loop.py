@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.event_loop import EventLoop
+from launcher.event_loop import CalledOff, EventLoop
 
 
 @pytest.fixture
@@ -64,6 +64,25 @@ def test_what_the_work_raises_is_raised(loop: EventLoop) -> None:
     with pytest.raises(ValueError, match="seven"):
         loop.aside(lambda: int("seven"))
     assert loop.aside(lambda: 7) == 7
+
+
+def test_work_that_is_called_off_is_not_waited_for(loop: EventLoop) -> None:
+    over = threading.Event()
+    loop.every("soon", 0.05, over.set)
+    began = time.monotonic()
+    with pytest.raises(CalledOff):
+        loop.aside(lambda: time.sleep(3), over.is_set)
+    assert time.monotonic() - began < 1.5
+
+
+def test_a_kept_bound_outlives_a_turn(loop: EventLoop) -> None:
+    called: list[str] = []
+    loop.set_bound("flush", 0.02, lambda: called.append("flush"), kept=True)
+    loop.set_bound("kill", 0.02, lambda: called.append("kill"))
+    loop.clear_bounds()
+    loop.wait(0.1)
+    loop.wait(0.01)
+    assert called == ["flush"]
 
 
 def test_quick_work_does_not_wait_for_the_tick(loop: EventLoop) -> None:

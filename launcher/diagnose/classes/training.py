@@ -209,6 +209,21 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        cls="commit_refused",
+        action="retry",
+        errors=(r"CommitRefused: .*was not committed: (?P<reason>.*)",),
+        cause=Text(
+            "{where}: a finished checkpoint was not committed: {reason}.",
+            "{where}：已写完的检查点未被提交：{reason}。",
+        ),
+        remedy=Text(
+            "Nothing in the job needs to change: the run goes on from the checkpoint before. If it repeats, look at "
+            "the storage of output_dir, and whether something stops the ftlaunch process (a paused terminal, SIGSTOP).",
+            "任务本身无需改动：训练从上一个检查点继续。若反复出现，请检查 output_dir 的存储，以及是否有东西暂停了 "
+            "ftlaunch 进程（终端被暂停、SIGSTOP）。",
+        ),
+    ),
+    Fault(
         cls="ckpt_world_size",
         action="adjust:checkpoint",
         errors=(

@@ -136,9 +136,11 @@ def net() -> Iterator[Net]:
     loop.close()
 
 
-def pair(net: Net) -> tuple[Agent, Agent, Turn, Turn]:
+ELASTIC = Wanted(1, 2)
+
+
+def pair(net: Net, wanted: Wanted = ELASTIC) -> tuple[Agent, Agent, Turn, Turn]:
     claims: dict[int, Generation] = {}
-    wanted = Wanted(1, 2)
     a, b = Agent(net, "n0", wanted, claims), Agent(net, "n1", wanted, claims)
     first, second = a.crew.next_turn(), b.crew.next_turn()
     assert isinstance(first, Turn)
@@ -214,13 +216,59 @@ def test_before_the_first_step_there_is_nothing_to_save(net: Net) -> None:
 def test_a_checkpoint_of_a_lost_generation_is_not_committed(net: Net) -> None:
     a, b, first, second = pair(net)
     assert a.crew.may_commit(first) == ""
-    a.archive.lost = True
-    assert "another agent" in a.crew.may_commit(first)
-    a.archive.lost = False
     b.crew.failed(second, "rank 2 was killed")
     until(net, lambda: bool(a.ranks.withdrawn))
     assert "is over" in a.crew.may_commit(first)
     assert "is over" in b.crew.may_commit(second)
+
+
+def test_an_agent_that_has_lost_its_place_goes_alone(net: Net) -> None:
+    a, b, first, _ = pair(net)
+    a.archive.lost = True
+    assert "another agent" in a.crew.may_commit(first)
+    assert a.ranks.withdrawn
+    a.crew.ranks_gone(first)
+    over = a.crew.next_turn()
+    assert isinstance(over, RunOver)
+    assert over.exit_code is ExitCode.STOPPED_143
+    assert not b.crew.over()
+
+
+def test_a_node_that_fails_again_and_again_leaves_the_others_their_run(net: Net) -> None:
+    a, b, first, second = pair(net)
+    b.crew.failed(second, "rank 2 was killed")
+    until(net, lambda: bool(a.ranks.withdrawn))
+    a.crew.ranks_gone(first)
+    b.crew.give_up(second, ExitCode.STOPPED_143, "4 attempts in a row failed")
+    over = b.crew.next_turn()
+    assert isinstance(over, RunOver)
+    assert over.exit_code is ExitCode.STOPPED_143
+    assert "4 attempts" in over.reason
+    until(net, lambda: isinstance(a.membership.running, Generation) and len(a.membership.running.members) == 1)
+
+
+def test_a_fixed_number_of_nodes_ends_together(net: Net) -> None:
+    a, b, first, second = pair(net, Wanted(2, 2))
+    b.crew.ranks_gone(second)
+    b.crew.give_up(second, ExitCode.STOPPED_143, "4 attempts in a row failed")
+    until(net, lambda: bool(a.ranks.withdrawn))
+    a.crew.ranks_gone(first)
+    assert [over.exit_code for over in (a.crew.next_turn(), b.crew.next_turn()) if isinstance(over, RunOver)] == [
+        ExitCode.STOPPED_143,
+        ExitCode.STOPPED_143,
+    ]
+
+
+def test_a_turn_that_is_over_gets_no_orders(net: Net) -> None:
+    a, b, first, second = pair(net)
+
+    def prepare() -> Orders:
+        b.crew.failed(second, "rank 2 was killed")
+        until(net, lambda: a.crew.withdrawn(first))
+        return Orders("{}", 0)
+
+    assert a.crew.orders(first, prepare) is None
+    assert b.crew.orders(second, lambda: pytest.fail("not the leader")) is None
 
 
 def test_the_end_of_one_is_the_end_of_all_with_its_code_and_words(net: Net) -> None:

@@ -16,7 +16,9 @@ from launcher.agent.lifecycle import (
     KillGroup,
     Lifecycle,
     RankExit,
+    StopAsked,
     Tell,
+    WaitsAt,
 )
 
 KILLED = RankExit(None, signal.SIGKILL, 0.0, killed_by_us=True)
@@ -317,3 +319,50 @@ def test_reached_step_is_the_highest_of_any_rank() -> None:
     life = training(2, step=5)
     life.on_message(1, {"kind": "step", "step": 6, "samples": []})
     assert life.reached_step == 6
+
+
+# -- with other nodes --------------------------------------------------------------------------------------------------
+
+
+def among_others() -> Lifecycle:
+    life = Lifecycle(range(2, 4), grace_s=25.0, alone=False)
+    for rank in (2, 3):
+        life.on_message(rank, {"kind": "step", "step": 5, "samples": []})
+    return life
+
+
+def test_what_all_nodes_have_to_agree_on_is_passed_on() -> None:
+    life = among_others()
+    assert life.on_message(3, {"kind": "signal", "signal": signal.SIGTERM}) == [StopAsked("SIGTERM to rank 3")]
+    assert life.on_message(2, {"kind": "at_step", "step": 6}) == []  # nobody has asked
+    assert life.prepare_save("n1 has to go") == [Tell("prepare_save")]
+    assert life.prepare_save("n1 has to go") == []
+    assert life.on_message(2, {"kind": "at_step", "step": 6}) == [WaitsAt(6)]
+    assert life.agree_on_save(7) == [Tell("save_at", {"step": 7})]
+    assert life.agree_on_save(7) == []
+
+
+def test_ranks_that_saved_for_others_have_stopped_as_asked() -> None:
+    life = among_others()
+    life.prepare_save("n1 has to go")
+    life.agree_on_save(7)
+    for rank in (2, 3):
+        life.on_message(rank, {"kind": "stopped", "step": 7})
+        life.on_exit(rank, clean())
+    assert life.ending() is Ending.STOPPED
+
+
+def test_a_rank_that_fails_in_a_save_with_others_has_failed() -> None:
+    life = among_others()
+    life.prepare_save("n1 wants to join")
+    assert kills(life.on_exit(2, failed()))
+    life.on_exit(3, KILLED)
+    assert life.ending() is Ending.FAILED
+
+
+def test_ranks_that_are_withdrawn_have_not_failed() -> None:
+    life = among_others()
+    assert kills(life.withdraw("lost n0"))
+    for rank in (2, 3):
+        life.on_exit(rank, KILLED)
+    assert life.ending() is Ending.WITHDRAWN

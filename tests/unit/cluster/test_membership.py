@@ -422,6 +422,18 @@ def test_a_cause_found_after_the_others_have_gone_on_still_ends_the_run() -> Non
     assert [(end.exit_code, end.reason) for end in ends if end] == [(1, "n2: KeyError in user code")] * 3
 
 
+def test_who_waits_to_be_let_in_hears_of_the_end() -> None:
+    cluster = elastic("n0", "n1")
+    cluster.start("n2")
+    cluster.tick(1)
+    for name in ("n0", "n1"):
+        cluster.tell(name, LocalFinished(1))
+    cluster.tick(1)
+    end = cluster.gave_up("n2")
+    assert end is not None
+    assert end.exit_code == 0
+
+
 def test_nothing_is_done_after_the_end() -> None:
     cluster = elastic("n0", "n1")
     cluster.tell("n1", LocalFailed(1, retryable=False, reason="x"))

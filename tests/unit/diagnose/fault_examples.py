@@ -177,6 +177,12 @@ EXAMPLES: tuple[Example, ...] = (
         "covered",
     ),
     Example(
+        "commit_refused",
+        "retry",
+        "launcher.train.commit_permit.CommitRefused: checkpoint-10 of step 10 was not committed: generation 3 is over for "
+        "this node: another may be training already",
+    ),
+    Example(
         "ckpt_world_size",
         "adjust:checkpoint",
         "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of "

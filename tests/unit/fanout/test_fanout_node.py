@@ -21,12 +21,12 @@ from launcher.fanout import frames
 from launcher.fanout.order import NodeOrder
 from launcher.fanout.presence import claim
 
+pytestmark = pytest.mark.slow  # processes that wait for others
+
 ROOT = Path(__file__).parents[3]
 # Prints what it is told to by files in its folder; ends with 138 at SIGTERM.
 AGENT = """
 import os, signal, sys, time
-
-pytestmark = pytest.mark.slow  # processes that wait for others
 order = sys.stdin.readline()
 signal.signal(signal.SIGTERM, lambda *_: os._exit(138))
 os.write(1, b"here\\n")
