@@ -24,7 +24,7 @@ from launcher.errors import ExitCode
 from launcher.event_loop import EventLoop
 
 _AWAY_S = 0.5
-_SAY_AGAIN_S = 30.0
+_SAY_AGAIN_S = 60.0
 _SAY_WAIT_AFTER_S = 3.0  # what is settled sooner is not worth a line
 ORDERS_BOUND_S = 3600.0  # the leader verifies checkpoints meanwhile, which may be large; its heartbeats show its life
 
@@ -57,14 +57,14 @@ class ClusterCrew:
         loop: EventLoop,
         membership: Membership,
         archive: Archive,
-        connect: Callable[[Callable[[Message], None], Callable[[str], None]], Wire],
+        connect: Callable[[Callable[[Message], None], Callable[[str], None], Callable[[str, str], None]], Wire],
         *,
         heartbeat_s: float,
         say: Callable[[str], None],
         stop_exit_code: ExitCode,
         timer: str = "heartbeat",
     ) -> None:
-        """`connect` is given what is to hear of messages and of unreachable addresses, and returns the transport.
+        """`connect` is given what is to hear of messages, unreachable and refusing addresses, and returns the wire.
         `timer`: a name on the loop that nobody else uses."""
         self._loop, self._membership, self._archive, self._say = loop, membership, archive, say
         self._heartbeat_s, self._stop_exit_code, self._timer = heartbeat_s, stop_exit_code, timer
@@ -82,8 +82,10 @@ class ClusterCrew:
         self._ranks: Ranks | None = None
         self._heard_at_s = time.monotonic()
         self._idle_since_s: float | None = None
-        self._last_said = ("", float("-inf"))
-        self._wire = connect(self._on_message, self._on_unreachable)
+        self._is_leaving = False
+        self._saved_at: int | None = None
+        self._said_at: dict[str, float] = {}
+        self._wire = connect(self._on_message, self._on_unreachable, self._on_refused)
 
     def start(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -107,7 +109,7 @@ class ClusterCrew:
         index = next(i for i, member in enumerate(generation.members) if member.key == self.me.key)
         self._generation = generation
         self._turn = Turn(generation.number, generation.reason, seats, index, generation.master_port)
-        self._leaders_save = self._nodes_save = None
+        self._leaders_save = self._nodes_save = self._saved_at = None
         return self._turn
 
     def orders(self, turn: Turn, prepare: Callable[[], Orders]) -> Orders | None:
@@ -169,12 +171,8 @@ class ClusterCrew:
             if self._turn is not None and self._ranks is not None:
                 self._ranks.withdraw(f"{source} a second time")
             return
-        self._tell(
-            LeaveAsked(
-                f"stopped by {source}: this node leaves; the others go on where they are enough, and the same command "
-                "brings it back"
-            )
-        )
+        self._is_leaving = True
+        self._tell(LeaveAsked(f"stopped by {source}"))
 
     def ranks_gone(self, turn: Turn) -> None:
         if self._turn is turn:
@@ -202,6 +200,7 @@ class ClusterCrew:
         self._tell(LocalFinished(turn.number))
 
     def saved(self, turn: Turn, step: int | None) -> None:
+        self._saved_at = step
         if self._nodes_save is not None:
             self._nodes_save.stopped = True
             self._tell_save_state()
@@ -231,7 +230,7 @@ class ClusterCrew:
 
     def _say_what_is_awaited(self) -> None:
         now = time.monotonic()
-        if self._membership.running is not None or self._membership.ended:
+        if self._membership.running is not None or self._membership.ended or self._is_leaving:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = now
@@ -240,14 +239,17 @@ class ClusterCrew:
 
     def _say_once(self, text: str) -> None:
         """What has just been said is not said again for a while."""
-        last, said_at = self._last_said
         now = time.monotonic()
-        if text != last or now - said_at > _SAY_AGAIN_S:
-            self._last_said = (text, now)
+        if now - self._said_at.get(text, float("-inf")) > _SAY_AGAIN_S:
+            self._said_at = {said: at for said, at in self._said_at.items() if now - at <= _SAY_AGAIN_S}
+            self._said_at[text] = now
             self._say(text)
 
     def _on_unreachable(self, address: str) -> None:
         self._do(self._membership.on_unreachable(address, time.monotonic()))
+
+    def _on_refused(self, address: str, reason: str) -> None:
+        self._do(self._membership.on_refused(address, reason, time.monotonic()))
 
     def _tell(self, event: LocalEvent) -> None:
         if not self._busy and time.monotonic() - self._heard_at_s > _AWAY_S:
@@ -285,8 +287,11 @@ class ClusterCrew:
                 self._begin_save(effect)
             case GiveUp():
                 code = ExitCode(effect.exit_code)
-                code = self._stop_exit_code if code is ExitCode.STOPPED else code
-                self._over = self._over or RunOver(code, effect.reason)
+                reason = effect.reason
+                if code is ExitCode.STOPPED:
+                    saved = f"; saved at step {self._saved_at}" if self._saved_at is not None else ""
+                    code, reason = self._stop_exit_code, f"{reason}{saved}; the same command continues the run"
+                self._over = self._over or RunOver(code, reason)
             case Say():
                 self._say_once(effect.text)
 

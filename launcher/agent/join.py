@@ -56,7 +56,7 @@ def join_cluster(
         loop,
         membership,
         folder,
-        lambda on_message, on_unreachable: Transport(
+        lambda on_message, on_unreachable, on_refused: Transport(
             loop,
             token=token,
             run_id=f"{folder.folder_id}-{folder.epoch}",
@@ -64,6 +64,7 @@ def join_cluster(
             port=port,
             on_message=on_message,
             on_unreachable=on_unreachable,
+            on_refused=on_refused,
             say=say,
         ),
         heartbeat_s=meeting.timing.heartbeat_s,

@@ -19,6 +19,7 @@ class Contacts:
         self._place: dict[str, int] = {}
         self._passed_over_until: dict[str, float] = {}
         self._lost: set[str] = set()
+        self._refusals: dict[str, tuple[str, float]] = {}
         self.follow_order_of(GENESIS)
 
     def follow_order_of(self, base: Generation) -> None:
@@ -68,6 +69,19 @@ class Contacts:
         if self._passed_over_until or self._lost:
             for member in generation.members:
                 self.mark_found(member.address)
+
+    def mark_refusing(self, address: str, reason: str, now: float) -> None:
+        """An agent is there, and does not want us. Until it says something else."""
+        _, since = self._refusals.get(address, (reason, now))
+        self._refusals[address] = reason, since
+
+    def mark_heard(self, address: str) -> None:
+        if self._refusals:
+            self._refusals.pop(address, None)
+
+    def refusal(self, address: str) -> tuple[str, float]:
+        """What it has against us, and since when; an empty text where it has nothing."""
+        return self._refusals.get(address, ("", 0.0))
 
     def is_passed_over(self, address: str, now: float) -> bool:
         return self._passed_over_until.get(address, 0.0) > now

@@ -43,6 +43,7 @@ class Forming:
         on_chosen: Callable[[Generation], None],
     ) -> None:
         self.active = False
+        self.refused: dict[str, str] = {}  # by name, what they have that we have not
         self.leaving = False  # this node takes part in the vote, but not in what is voted
         self._outbox, self._voter, self._contacts = outbox, voter, contacts
         self._me = outbox.me
@@ -126,12 +127,20 @@ class Forming:
         names = {self._me.name, *self._followers}
         at = {member.name: member.address for member in base.members}
         expected = dict.fromkeys([*at, *(f"n{rank}" for rank in range(wanted.max_nodes))])
-        missing = [f"{name} ({at[name]})" if name in at else name for name in expected if name not in names]
+        missing = [self._described(name, at.get(name, "")) for name in expected if name not in names]
         addresses = set(at.values())
-        silent = [a for a in self._contacts.known if a not in here and a not in addresses]
+        silent = [
+            f"{a} (it {refusal})" if (refusal := self._contacts.refusal(a)[0]) else a
+            for a in self._contacts.known
+            if a not in here and a not in addresses
+        ]
         heard = f"; waiting for {shortened(missing)}" if missing else ""
         heard += f"; nobody answers at {shortened(silent)}" if silent else ""
         return f"{len(here)} node(s) here ({shortened(sorted(names))}), {needed} needed{of_base}{heard}"
+
+    def _described(self, name: str, address: str) -> str:
+        remark = f"refused: {self.refused[name]}" if name in self.refused else address
+        return f"{name} ({remark})" if remark else name
 
     def recent_words(self) -> str:
         """`waiting_for`, not older than a heartbeat: every follower is told, and a thousand ask at once."""
@@ -160,8 +169,10 @@ class Forming:
         here = {name: join.sender for name, join in joins.items()} | {self._me.name: self._me}
         num_fit = sum(not join.leaving for join in joins.values()) + (not self.leaving)
         self._is_short = num_fit < self._wanted.min_nodes or standing(base, here.values()) is Standing.MINORITY
-        if self._is_short:
+        if self._is_short and not self.leaving:
             self._outbox.say(self.waiting_for())
+        elif self._is_short:
+            return
         elif num_fit >= self._wanted.max_nodes or now >= self._patient_until(base, joins):
             self._propose(base, here)
 

@@ -50,6 +50,8 @@ from launcher.cluster.running import Running
 from launcher.cluster.voter import Voter
 from launcher.errors import ExitCode
 
+_REFUSED_FOR = 10  # times silence_s; then this node gives up
+
 
 class Membership:
     """One node's part. Every `on_...` returns what is to be done, in order. After `GiveUp` nothing comes any more."""
@@ -116,6 +118,7 @@ class Membership:
 
     def on_message(self, message: Message, now: float) -> list[Effect]:
         self._outbox.now = now
+        self.contacts.mark_heard(message.sender.address)
         known = self.voter.committed.number
         if self.ended:
             return []
@@ -144,6 +147,8 @@ class Membership:
             self._give_up(ExitCode.STOPPED, f"left without the others' consent: {self._leaving.reason}")
         elif self._run:
             self._watch(self._run)
+        elif self._is_refused():
+            self._give_up(ExitCode.REFUSED, self.waiting_for())
         elif now - self._idle_since > self._timing.bound_s:
             self._give_up(ExitCode.STOPPED, f"waited {self._timing.bound_s:g} s: {self.waiting_for()}")
         elif self._forming.active:
@@ -169,6 +174,12 @@ class Membership:
             else:
                 self._forming.advance()
         return self._outbox.take()
+
+    def on_refused(self, address: str, reason: str, now: float) -> list[Effect]:
+        """The agent at `address` does not take our words: it has another token, or is in another run."""
+        self._outbox.now = now
+        self.contacts.mark_refusing(address, reason, now)
+        return []
 
     def on_local(self, event: LocalEvent, now: float) -> list[Effect]:
         self._outbox.now = now
@@ -251,6 +262,9 @@ class Membership:
         differences = join.identity.differences(self._identity)
         if differences:
             self._outbox.reply(join, Refuse(self.me, self.voter.committed.number, "; ".join(differences)))
+            ours = "; ".join(self._identity.differences(join.identity))
+            self._outbox.say(f"{join.sender} was refused: {ours}")
+            self._forming.refused[join.sender.name] = ours
             return
         is_out = run is not None and run.is_out(join, self._outbox.now, self._timing.silence_s)
         is_time = False
@@ -429,9 +443,22 @@ class Membership:
         """While in no generation: who is missing, or what."""
         if self._forming.active:
             return self._forming.waiting_for()
-        if not self._guide_heard:
-            return f"{self._guide or 'nobody known'} does not answer"
-        return f"{self._guide} answers: {self._guide_waits_for or 'it has not formed a generation with this node'}"
+        if self._guide_heard:
+            return f"{self._guide} answers: {self._guide_waits_for or 'it has not formed a generation with this node'}"
+        refusal, _ = self.contacts.refusal(self._guide)
+        if refusal:
+            return f"{self._guide} {refusal}"
+        newest = self.voter.committed
+        left_out = bool(newest.members) and not newest.has(self.me)
+        why = f"; {newest} has gone on without this node and may be training" if left_out else ""
+        return f"{self._guide or 'nobody known'} does not answer{why}"
+
+    def _is_refused(self) -> bool:
+        """For so long that it is no matter of who came first."""
+        if self._forming.active or self._guide_heard:
+            return False
+        refusal, since = self.contacts.refusal(self._guide)
+        return bool(refusal) and self._outbox.now - since > _REFUSED_FOR * self._timing.silence_s
 
     def _learn(self, generation: Generation) -> None:
         if not self.voter.learn(generation):

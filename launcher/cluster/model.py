@@ -92,13 +92,13 @@ class Identity:
     contract: Mapping[str, str] = field(default_factory=dict)  # of the world: backend, precision, ...
 
     def differences(self, other: Identity) -> list[str]:
-        """In words, this side's value first; empty when the two agree."""
+        """In words, this side's value first ("here"); empty when the two agree."""
         if self == other:
             return []
-        found = [] if self.job_sha == other.job_sha else [f"job.yaml: {self.job_sha}, not {other.job_sha}"]
+        found = [] if self.job_sha == other.job_sha else [f"job.yaml: {self.job_sha} here, {other.job_sha} there"]
         for mine, theirs in ((self.versions, other.versions), (self.contract, other.contract)):
             found += [
-                f"{key}: {mine.get(key, 'none')}, not {theirs.get(key, 'none')}"
+                f"{key}: {mine.get(key, 'none')} here, {theirs.get(key, 'none')} there"
                 for key in sorted({*mine, *theirs})
                 if mine.get(key) != theirs.get(key)
             ]

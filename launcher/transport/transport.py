@@ -21,6 +21,10 @@ from launcher.transport.outbound import Batch, Peer
 from launcher.transport.seal import Seal, same
 
 LINGER_S = 2.0
+_ANOTHER_RUN = (
+    "Either the two do not see the same output_dir (it has to be on storage that all nodes mount), or two jobs use one "
+    "port (then set cluster.agent_port)"
+)
 FLUSH_AGAIN_S = 0.05  # how exactly `HEDGE_S` and the pauses between probes are kept
 SWEEP_S = 0.5  # how exactly the other bounds are
 
@@ -70,15 +74,17 @@ class Transport:
         on_message: Callable[[Message], None],
         on_unreachable: Callable[[str], None],
         say: Callable[[str], None],
+        on_refused: Callable[[str, str], None] = lambda address, reason: None,
     ) -> None:
         """Listens at once. host: "0.0.0.0" or an IPv4 address of this machine. port: 0 takes a free one.
 
-        on_unreachable: gets an address at which nobody listens any more. Raises UserError when the port is taken.
+        on_unreachable: gets an address at which nobody listens any more. on_refused: an address, and what the agent
+        there has against this one. Raises UserError when the port is taken.
         """
         self.loop = loop
         self.notices = Notices(say)
         self._seal = Seal(token, run_id)
-        self._on_message, self._on_unreachable = on_message, on_unreachable
+        self._on_message, self._on_unreachable, self._on_refused = on_message, on_unreachable, on_refused
         self._peers: dict[str, Peer] = {}
         self._to_flush: dict[Peer, None] = {}
         self._question: Question | None = None  # the one that is being handled
@@ -185,7 +191,7 @@ class Transport:
         else:
             return True
         words = {
-            409: f"{asker.ip} was refused: it asks for another run. Give the runs different ports (cluster.agent_port)",
+            409: f"{asker.ip} was refused: it asks for another run. {_ANOTHER_RUN}",
             401: f"{asker.ip} was refused: it does not have this run's token (cluster.token, FTLAUNCH_TOKEN)",
         }
         self.notices.say(asker.ip, str(status), words.get(status, f"{asker.ip} was refused: {text}"))
@@ -221,12 +227,13 @@ class Transport:
     def on_answer(self, address: str, batch: Batch, answer: Received) -> bool:
         if answer.status != 200:
             texts = {
-                409: f"{address} belongs to another run. Give the runs different ports (cluster.agent_port)",
-                401: f"{address} does not accept this run's token (cluster.token, FTLAUNCH_TOKEN)",
+                409: f"belongs to another run. {_ANOTHER_RUN}",
+                401: "does not accept this run's token (cluster.token, FTLAUNCH_TOKEN)",
             }
             said = answer.body[:200].decode(errors="replace").strip()
-            text = texts.get(answer.status, f"{address} refuses messages ({answer.status}): {said!r}")
-            self.notices.say(address, str(answer.status), text)
+            text = texts.get(answer.status, f"refuses messages ({answer.status}): {said!r}")
+            self.notices.say(address, str(answer.status), f"{address} {text}")
+            self._on_refused(address, text)
             return False
         if not same(answer.headers.get(SEAL_HEADER, b""), self._seal.of_answer(batch.seal, answer.body)):
             self.notices.say(address, "seal", f"{address} answers without this run's token: not used")

@@ -111,7 +111,11 @@ class Agent:
         )
         self.ranks, self.said, self.archive = Ranks(), list[str](), Archive(claims)
 
-        def connect(on_message: Callable[[Message], None], on_unreachable: Callable[[str], None]) -> Wire:
+        def connect(
+            on_message: Callable[[Message], None],
+            on_unreachable: Callable[[str], None],
+            on_refused: Callable[[str, str], None],
+        ) -> Wire:
             net.agents[address] = (on_message, on_unreachable)
             return Wire(net, address)
 

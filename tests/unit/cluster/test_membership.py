@@ -385,8 +385,22 @@ def test_another_job_is_refused_with_the_difference() -> None:
     end = cluster.gave_up("n2")
     assert end is not None
     assert end.exit_code == 3
-    assert "torch: 2.10, not 2.11" in end.reason
+    assert "torch: 2.10 here, 2.11 there" in end.reason
+    said = [effect.text for effect in cluster.done["n0"] if isinstance(effect, Say)]
+    assert any("n2 (n2:1) was refused: torch: 2.11 here, 2.10 there" in text for text in said)
     assert cluster.running() == {"n0": 1, "n1": 1}
+
+
+def test_a_node_that_nobody_wants_ends_with_the_reason() -> None:
+    cluster = Cluster(FIXED_2, "n1", seeds=("n0",))
+    agent = cluster.agents["n1"]
+    for _ in range(40):
+        agent.on_refused("n0:1", "does not accept this run's token", cluster.now)
+        cluster.tick(1)
+    end = cluster.gave_up("n1")
+    assert end is not None
+    assert end.exit_code == 3
+    assert "n0:1 does not accept this run's token" in end.reason
 
 
 # ---- the end ----

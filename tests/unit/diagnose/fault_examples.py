@@ -179,8 +179,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "commit_refused",
         "retry",
-        "launcher.train.commit_permit.CommitRefused: checkpoint-10 of step 10 was not committed: generation 3 is over for "
-        "this node: another may be training already",
+        "launcher.train.commit_permit.CommitRefused: checkpoint-10 of step 10 was not committed: generation 3 is over "
+        "for this node: another may be training already",
     ),
     Example(
         "ckpt_world_size",
