@@ -31,6 +31,10 @@ def may_pass(error: OSError) -> bool:
     return error.errno in _PASSING_TROUBLE
 
 
+class Cancelled(Exception):  # noqa: N818 - an outcome, not a defect
+    """Whoever asked for this work does not want its result any more."""
+
+
 class UserError(Exception):
     """Something the user can mend. The message alone must be enough; no traceback is shown."""
 

@@ -22,6 +22,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,7 @@ from launcher.errors import ExitCode, RunsHereAlready, UserError
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _SEAT_WAIT_S = 1.0  # a killed agent may still be on its way out
 _LOOK_EVERY_S = 0.05
+_NUMBERS_BEGIN_AFTER = "numbers-begin-after"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class ClusterFolder:
     """A context manager: from entering to leaving, this agent lives. Its attributes are there once it is entered.
 
     name: the node's, "n<rank>".
-    first_voted: gives the highest number of a generation that earlier starts have used; called once nobody else can
-        begin one, so that numbers grow over epochs.
+    first_voted: gives the highest number of a generation that the caller knows earlier starts to have used; called
+        before what they have left is removed. With what earlier epochs know, it is where this epoch's numbers begin:
+        they grow over epochs, whatever was lost.
     locks_stay_here: why other machines may not see this one's locks (`host.storage.why_locks_stay_here`), or "".
 
     Entering raises RunsHereAlready where this node's agent is alive on this machine, UserError where a run on one node
@@ -199,6 +202,7 @@ class ClusterFolder:
         number = max([epoch_in(lock.read()) or 0, *self._epochs()]) + 1
         while not self._make_epoch(number):
             number += 1
+        self._numbers_begin_after(number)
         lock.write(epoch_text(number))
         self._begun = number
 
@@ -215,6 +219,19 @@ class ClusterFolder:
         for changed in (folder, self._cluster, self._cluster.parent):
             fsync_folder(changed)
         return is_new
+
+    def _numbers_begin_after(self, epoch: int) -> int:
+        """The highest number of a generation before this epoch: written before anything of earlier ones is removed."""
+        path = self._cluster / f"epoch-{epoch}" / _NUMBERS_BEGIN_AFTER
+        try:
+            there = path.read_bytes()
+        except FileNotFoundError:
+            earlier = [highest_number(self._cluster / f"epoch-{number}") for number in self._epochs()]
+            highest = max(self._first_voted(), *earlier)
+            there = write_once(path, str(highest).encode(), writer=self.name)
+        if not re.fullmatch(rb"\d{1,18}", there):
+            raise OSError(errno.EIO, f"{path} is no number: {there[:40]!r}")
+        return int(there)
 
     def _epochs(self) -> list[int]:
         found = (re.fullmatch(r"epoch-(\d{1,18})", path.name) for path in self._cluster.iterdir())
@@ -271,9 +288,13 @@ class ClusterFolder:
         except BaseException:
             seat.file.close()
             raise
-        self.durable = durable or Durable(self.incarnation, voted=self._first_voted())
+        self.durable = durable or Durable(self.incarnation, voted=self._first_number())
         self.incarnation = self.durable.incarnation
         return seat
+
+    def _first_number(self) -> int:
+        begin = self._numbers_begin_after(self.epoch)
+        return begin if self.is_new_epoch else max(begin, self._first_voted())  # the epoch has gone on since
 
     def _try_seat(self, name: str) -> list[_Seat]:
         """Empty where a living agent, or the lock of a lost machine, is on it."""
@@ -343,6 +364,25 @@ class ClusterFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def highest_number(epoch_folder: Path) -> int:
+    """The highest number of a generation that an epoch knows, from its memories, its claims and where it began; or 0.
+
+    What cannot be read is no reason not to start: the events and the staging folders tell of generations, too.
+    """
+    highest = 0
+    with suppress(ValueError, FileNotFoundError):  # an epoch may end before it has a memory
+        highest = int((epoch_folder / _NUMBERS_BEGIN_AFTER).read_bytes())
+    for path in epoch_folder.glob("memory/*.json"):
+        with suppress(ValueError, FileNotFoundError):
+            memory = from_json(Durable, json.loads(path.read_bytes()))
+            accepted = (memory.accepted.ballot, memory.accepted.generation.number) if memory.accepted else ()
+            highest = max(highest, memory.voted, memory.committed.number, *accepted)
+    for path in epoch_folder.glob("claims/*.json"):
+        with suppress(ValueError, FileNotFoundError):
+            highest = max(highest, from_json(Generation, json.loads(path.read_bytes())).number)
+    return highest
 
 
 def _alone(text: str) -> list[str]:

@@ -12,8 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.durable_file import fsync_folder
+
 VERSION = 1
 MAX_KEPT_LINES = 10_000
+# What other nodes and later starts decide by: a number that is used twice, or a drill that is carried out twice, would
+# be the price of a machine's loss.
+_DURABLE = frozenset({"drill", "generation_started"})
 
 
 def utc_now() -> datetime:
@@ -25,8 +30,7 @@ class AppendedLines:
     mix.
 
     A full disk or a dead mount never raises: lines are kept (the latest `MAX_KEPT_LINES`) and written when it is
-    possible
-    again. `trouble` says what is wrong, and is empty when all is written.
+    possible again. `trouble` says what is wrong, and is empty when all is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,6 +38,7 @@ class AppendedLines:
         self.path = path
         self.trouble = ""
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT_LINES)
+        self._sync_is_due = False
         self._lock = threading.Lock()
         cut_short = path.is_file() and _last_byte(path) not in (b"", b"\n")
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -42,10 +47,12 @@ class AppendedLines:
         if cut_short:
             self._kept.append(b"\n")
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
+        """`durable`: this line and those before it have reached the storage on return, unless there is trouble."""
         text = json.dumps(record, ensure_ascii=False, default=str)
         with self._lock:  # work that is done aside (`EventLoop.aside`) records as well
             self._kept.append(text.encode("utf-8", "backslashreplace") + b"\n")
+            self._sync_is_due |= durable
             self._write_kept()
 
     def _write_kept(self) -> None:
@@ -56,6 +63,11 @@ class AppendedLines:
                     self._kept[0] = b"\n" if written == len(self._kept[0]) - 1 else b"\n" + self._kept[0]
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._kept.popleft()
+            if self._sync_is_due:
+                os.fsync(self._fd)
+                for folder in (self.path.parent, self.path.parent.parent):  # the file may be new, its folder, too
+                    fsync_folder(folder)
+                self._sync_is_due = False
             self.trouble = ""
         except OSError as error:
             self.trouble = f"{self.path}: {error.strerror}"
@@ -91,9 +103,8 @@ class EventLog:
 
     def emit(self, event: str, **fields: Any) -> None:
         now = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._lines.append(
-            {"v": VERSION, "t": now, "node": self.node, "gen": self.generation, "event": event, **fields}
-        )
+        record = {"v": VERSION, "t": now, "node": self.node, "gen": self.generation, "event": event, **fields}
+        self._lines.append(record, durable=event in _DURABLE)
 
 
 def events_path(output_dir: Path, node: str) -> Path:

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent.events import read_json_lines
+from launcher.checkpoint.commit import highest_staged
 
 
 @dataclass(frozen=True)
 class Past:
-    """`run_id` is empty for a new run; `fired_drills` are the numbers of the drills that have been carried out."""
+    """`run_id` is empty for a new run; `fired_drills` are the numbers of the drills that have been carried out.
+
+    `last_generation`: the highest number that an event or a staging folder tells of; either may be lost with a machine.
+    """
 
     run_id: str
     last_generation: int
@@ -18,7 +22,7 @@ class Past:
 
 
 def read_past(output_dir: Path) -> Past:
-    run_id, generation, fired = "", 0, set()
+    run_id, generation, fired = "", highest_staged(output_dir), set()
     for path in sorted((output_dir / "ftlaunch" / "events").glob("*.jsonl")):
         for event in read_json_lines(path):
             if event.get("event") == "generation_started":

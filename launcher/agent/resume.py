@@ -1,4 +1,5 @@
-"""Before each attempt: which checkpoint to continue from, what to set aside, and saying so."""
+"""Before each attempt: which checkpoint to continue from (`look_for_resume`, reads only), then what to set aside, and
+saying so (`take_resume`, short)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from launcher.agent.events import EventLog
-from launcher.checkpoint.choose import choose_checkpoint, set_aside
+from launcher.checkpoint.choose import Choice, choose_checkpoint, set_judged_aside
 from launcher.checkpoint.commit import clear_staging
 from launcher.checkpoint.identity import differences
 from launcher.checkpoint.verify import list_checkpoints
@@ -27,23 +28,42 @@ class Resume:
     global_batch_size: int = 0
 
 
-def prepare_resume(
+class LookAgain(Exception):  # noqa: N818 - an outcome, not a defect
+    """Between looking and taking another node has changed the checkpoints: the choice may not be the best any more."""
+
+
+def look_for_resume(output_dir: Path, identity: Mapping[str, Any], *, cancelled: Callable[[], bool]) -> Choice:
+    """Verify and choose. Only reads, as long as that takes: meant to be called aside.
+
+    Raises Cancelled as soon as `cancelled()`, asked for every block that is hashed; UserError (see choose_checkpoint);
+    OSError where the storage fails.
+    """
+    return choose_checkpoint(output_dir, identity, cancelled=cancelled)
+
+
+def take_resume(
     output_dir: Path,
-    identity: Mapping[str, Any],
+    choice: Choice,
     generation: int,
     events: EventLog,
     say: Callable[[str], None],
     *,
     frozen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Resume:
-    """Verify, choose, set refused folders aside. Called before `generation` starts, while none of its ranks runs.
-    Raises UserError (see choose_checkpoint)."""
+    """Clear the staging of earlier generations, set refused folders aside, and say so. Called before `generation`
+    starts, while none of its ranks runs, and only by a leader whose turn is still on.
+
+    Raises LookAgain unless the newest folder is the chosen one then: a rank of an earlier generation that was allowed
+    to commit can do so until the staging is cleared, not later.
+    """
     clear_staging(output_dir, below=generation)
-    choice = choose_checkpoint(output_dir, identity)
     for refused in choice.refused:
-        kept_as = set_aside(refused.path)
+        kept_as = set_judged_aside(refused)
+        if kept_as is None:
+            continue  # another node was faster
         events.emit("checkpoint_rejected", path=str(refused.path), reason=refused.reason, kept_as=str(kept_as))
         say(f"{refused.path.name} is refused: {refused.reason}. It is kept as {kept_as.name}")
+    _require_still_newest(output_dir, choice)
     if choice.taken is None or choice.manifest is None:
         return Resume(None, 0)
     for key, old, new in differences(choice.manifest.training, frozen):
@@ -55,6 +75,14 @@ def prepare_resume(
     return Resume(
         str(choice.taken.path), choice.taken.step, manifest.samples_seen, manifest.world_size, manifest.batch_of_run
     )
+
+
+def _require_still_newest(output_dir: Path, choice: Choice) -> None:
+    found = list_checkpoints(output_dir)
+    newest = found[0][1] if found else None
+    taken = choice.taken.path if choice.taken else None
+    if newest != taken or (choice.taken is not None and not choice.taken.is_still_there()):
+        raise LookAgain(f"{newest or 'nothing'} is the newest checkpoint now, {taken or 'nothing'} was chosen")
 
 
 def newest_step(output_dir: Path) -> int:

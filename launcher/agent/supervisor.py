@@ -34,7 +34,7 @@ from launcher.agent.lifecycle import (
 from launcher.agent.past import read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
-from launcher.agent.resume import look_for_resume, newest_step, take_resume
+from launcher.agent.resume import LookAgain, Resume, look_for_resume, newest_step, take_resume
 from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass
@@ -185,19 +185,7 @@ class Supervisor:
         """On the leader: which checkpoint to continue from, and everything else that ranks are told. Raises CalledOff
         once the turn is over: what follows on it is another leader's to do."""
         settings = self.settings
-        called_off = partial(self._is_called_off, turn)
-        look = partial(look_for_resume, settings.output_dir, settings.spec.identity, cancelled=called_off)
-        choice = self._loop.aside(look, called_off)
-        if called_off() or self._crew.may_commit(turn):
-            raise CalledOff
-        resume = take_resume(
-            settings.output_dir,
-            choice,
-            turn.number,
-            self._events,
-            self._console.say,
-            frozen={key: settings.spec.config.get("training", {}).get(key) for key in FROZEN_BY_STATE},
-        )
+        resume = self._resume(turn)
         fired = self.recorder.fired_drills | read_past(settings.output_dir).fired_drills  # on other nodes, too
         spec = replace(
             settings.spec,
@@ -213,6 +201,23 @@ class Supervisor:
         hostfile = settings.output_dir / "ftlaunch" / "launch" / "hostfile"
         hostfile.write_text(hostfile_text(list(slots.items())), "utf-8")
         return Orders(spec.to_json(), resume.step)
+
+    def _resume(self, turn: Turn) -> Resume:
+        """Looking may take long, and is done aside; taking is short, and only where the turn is still on."""
+        settings = self.settings
+        called_off = partial(self._is_called_off, turn)
+        look = partial(look_for_resume, settings.output_dir, settings.spec.identity, cancelled=called_off)
+        frozen = {key: settings.spec.config.get("training", {}).get(key) for key in FROZEN_BY_STATE}
+        while True:
+            choice = self._loop.aside(look, called_off)
+            if called_off() or self._crew.may_commit(turn):
+                raise CalledOff
+            try:
+                return take_resume(
+                    settings.output_dir, choice, turn.number, self._events, self._console.say, frozen=frozen
+                )
+            except LookAgain as change:
+                self._console.say(f"looking once more for the checkpoint to continue from: {change}")
 
     def _attempt(self, group: RankGroup, turn: Turn, orders: Orders) -> Incident | None:
         """None when the ranks ended as asked, or because the turn is over; else what went wrong, already recorded."""

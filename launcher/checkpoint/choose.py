@@ -3,17 +3,19 @@ deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.identity import differences
 from launcher.checkpoint.manifest import Manifest
-from launcher.checkpoint.verify import Verification, list_checkpoints, verify_checkpoint
+from launcher.checkpoint.verify import Verification, list_checkpoints, mark_of, verify_checkpoint
 from launcher.errors import UserError
 
 REJECTED_SUFFIX = ".rejected"
+_MAX_LOOKS = 20  # each but the first because another node has changed what was being read
 
 
 @dataclass(frozen=True)
@@ -28,33 +30,77 @@ class Choice:
         return self.taken.manifest if self.taken else None
 
 
-def choose_checkpoint(output_dir: Path, identity: Mapping[str, Any], *, hashes: bool = True) -> Choice:
+def choose_checkpoint(
+    output_dir: Path,
+    identity: Mapping[str, Any],
+    *,
+    hashes: bool = True,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Choice:
     """Newest whole checkpoint first. A whole one that belongs to another job is an error, not a fresh start; one of
     another number of ranks is taken, the ranks divide its state anew.
 
     Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or
-    silently mixing two runs in one folder, would cost the user the progress that is there.
+    silently mixing two runs in one folder, would cost the user the progress that is there. Raises Cancelled as soon as
+    `cancelled()`, and OSError where the storage fails. Changes nothing.
     """
+    for _ in range(_MAX_LOOKS):
+        choice = _choose(output_dir, hashes=hashes, cancelled=cancelled)
+        if choice is not None:
+            if choice.taken is not None and choice.manifest is not None:
+                _require_same_job(choice.taken.path, choice.manifest, identity)
+            return choice
+    raise OSError(errno.ESTALE, f"the checkpoints in {output_dir} change each time they are read ({_MAX_LOOKS} times)")
+
+
+def _choose(output_dir: Path, *, hashes: bool, cancelled: Callable[[], bool]) -> Choice | None:
+    """None where another node has pruned, set aside or replaced what was being read: then the rest is old news."""
     refused: list[Verification] = []
     for step, path in list_checkpoints(output_dir):
-        verification = verify_checkpoint(path, step, hashes=hashes)
-        if verification.manifest is None:
-            refused.append(verification)
-            continue
-        _require_same_job(path, verification.manifest, identity)
-        return Choice(verification, tuple(refused))
+        try:
+            verification = verify_checkpoint(path, step, hashes=hashes, cancelled=cancelled)
+        except OSError:
+            if path.is_dir():
+                raise
+            return None
+        if not verification.is_still_there():
+            return None
+        if verification.whole:
+            return Choice(verification, tuple(refused))
+        refused.append(verification)
     return Choice(None, tuple(refused))
 
 
-def set_aside(path: Path) -> Path:
+def set_judged_aside(judged: Verification) -> Path | None:
+    """Set the refused folder aside; None where it has gone, or its name belongs to another one by now."""
+    if not judged.is_still_there():
+        return None
+    try:
+        kept_as = set_aside(judged.path)
+    except FileNotFoundError:
+        return None
+    if mark_of(kept_as) != judged.mark and not judged.path.exists():
+        kept_as.rename(judged.path)  # another node was faster, in the moment between the question and the rename
+        return None
+    return kept_as
+
+
+def set_aside(path: Path, like: Path | None = None) -> Path:
     """Rename `checkpoint-N` to `checkpoint-N.rejected` (`.rejected-2`, ... when that name is taken); returns the new
-    name."""
+    name. With `like`, `path` gets the name that `like` would have got."""
+    like = like or path
     for attempt in range(1, 1000):
-        target = path.with_name(path.name + REJECTED_SUFFIX + (f"-{attempt}" if attempt > 1 else ""))
-        if not target.exists():
+        target = like.with_name(like.name + REJECTED_SUFFIX + (f"-{attempt}" if attempt > 1 else ""))
+        if target.exists():
+            continue
+        try:
             path.rename(target)
-            return target
-    raise UserError(f"{path}: 999 rejected copies of this checkpoint lie beside it; remove some of them")
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            continue  # another node has just taken this name
+        return target
+    raise UserError(f"{like}: 999 rejected copies of this checkpoint lie beside it; remove some of them")
 
 
 def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any]) -> None:

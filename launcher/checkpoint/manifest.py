@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from launcher.errors import Cancelled
 
 MANIFEST_NAME = "MANIFEST.json"
 _READ_BYTES = 1 << 22
@@ -55,7 +57,7 @@ class Manifest:
     own_scheduler: bool = True
     data_digest: str = ""
     global_batch_size: int = 0
-    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="microseconds"))
     v: int = 1
 
     def to_json(self) -> str:
@@ -90,11 +92,16 @@ def read_manifest(folder: Path) -> Manifest:
     return parse_manifest((folder / MANIFEST_NAME).read_text("utf-8"))
 
 
-def hash_file(path: Path) -> FileRecord:
+def hash_file(path: Path, cancelled: Callable[[], bool] = lambda: False) -> FileRecord:
+    """Raises Cancelled as soon as `cancelled()`, which is asked before each block of 4 MiB."""
     digest = xxhash.xxh3_128()
     size_bytes = 0
     with path.open("rb", buffering=0) as stream:
-        while block := stream.read(_READ_BYTES):
+        while True:
+            if cancelled():
+                raise Cancelled(f"reading {path}")
+            if not (block := stream.read(_READ_BYTES)):
+                break
             digest.update(block)
             size_bytes += len(block)
     return FileRecord(size_bytes, digest.hexdigest())

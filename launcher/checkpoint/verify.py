@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from launcher.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, parse_manifest
 
@@ -14,16 +17,36 @@ _STEP_FOLDER = re.compile(r"^checkpoint-(\d+)$")
 
 @dataclass(frozen=True)
 class Verification:
-    """`manifest` where the folder is whole; else `reason` says what is wrong, naming the file."""
+    """`manifest` where the folder is whole; else `reason` says what is wrong, naming the file.
+
+    `mark` tells the folder that was judged from a later one of the same name, see `mark_of`.
+    """
 
     path: Path
     step: int
     manifest: Manifest | None
     reason: str = ""
+    mark: str = ""
 
     @property
     def whole(self) -> bool:
         return self.manifest is not None
+
+    def is_still_there(self) -> bool:
+        """Whether the name still belongs to the folder that was judged. Raises OSError."""
+        return self.path.is_dir() and mark_of(self.path) == self.mark
+
+
+def mark_of(folder: Path) -> str:
+    """Digest of the manifest, which says to the microsecond when it was made; "" without one.
+
+    Not the inodes: object mounts make up new ones as they please. Two folders without a manifest have the same mark;
+    neither was finished, and a commit writes the manifest before it gives the name.
+    """
+    try:
+        return xxhash.xxh3_128_hexdigest((folder / MANIFEST_NAME).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""
 
 
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
@@ -34,11 +57,17 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verification:
-    """Check manifest, sizes, hashes (unless `hashes=False`) and that every rank's state is there."""
+def verify_checkpoint(
+    path: Path, step: int, *, hashes: bool = True, cancelled: Callable[[], bool] = lambda: False
+) -> Verification:
+    """Check manifest, sizes, hashes (unless `hashes=False`) and that every rank's state is there.
+
+    Raises Cancelled (see `hash_file`), and OSError where the storage fails.
+    """
+    mark = mark_of(path)
 
     def refused(reason: str) -> Verification:
-        return Verification(path, step, None, reason)
+        return Verification(path, step, None, reason, mark)
 
     manifest_path = path / MANIFEST_NAME
     if not manifest_path.is_file():
@@ -53,11 +82,14 @@ def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verifica
         file = path / name
         if not file.is_file():
             return refused(f"{name} is missing")
-        size_bytes = file.stat().st_size
-        if size_bytes != record.size_bytes:
-            return refused(f"{name} has {size_bytes} bytes, {record.size_bytes} were written")
-        if hashes and hash_file(file).xxh3_128 != record.xxh3_128:
-            return refused(f"{name} does not have the content that was written (XXH3 differs)")
+        try:
+            size_bytes = file.stat().st_size
+            if size_bytes != record.size_bytes:
+                return refused(f"{name} has {size_bytes} bytes, {record.size_bytes} were written")
+            if hashes and hash_file(file, cancelled).xxh3_128 != record.xxh3_128:
+                return refused(f"{name} does not have the content that was written (XXH3 differs)")
+        except FileNotFoundError:  # pruned, or set aside, by another node while it is read
+            return refused(f"{name} is missing")
     missing = missing_state(
         path,
         manifest.step,
@@ -67,7 +99,7 @@ def verify_checkpoint(path: Path, step: int, *, hashes: bool = True) -> Verifica
     )
     if missing:
         return refused(missing)
-    return Verification(path, step, manifest)
+    return Verification(path, step, manifest, mark=mark)
 
 
 def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | None, own_scheduler: bool = True) -> str:

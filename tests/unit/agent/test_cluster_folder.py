@@ -78,6 +78,44 @@ def test_a_new_epoch_begins_when_nobody_lives(tmp_path: Path) -> None:
             assert later.claim(0, generation(18)) == generation(18)
 
 
+@pytest.mark.parametrize("trace", ["events", "memory", "claim"])
+def test_numbers_grow_over_epochs_whatever_single_trace_of_them_is_left(tmp_path: Path, trace: str) -> None:
+    """All machines were lost, and with them what the storage had not got yet."""
+    with folder_of(tmp_path, "n0") as before:
+        if trace == "memory":
+            before.persist(Durable(before.incarnation, 17, Accepted(9, generation(8)), generation(3)))
+        elif trace == "claim":
+            before.claim(4, generation(17, 4))
+        left = tmp_path / "ftlaunch" / "cluster" / f"epoch-{before.epoch}"
+        (left / "memory" / "n7.json").write_text("{")
+        (left / "claims" / "1.json").write_bytes(b"")
+
+    def asked_in_time() -> int:
+        assert left.is_dir(), "asked before the older epochs are removed"
+        return 17 if trace == "events" else 0
+
+    with ClusterFolder(tmp_path, "n1", first_voted=asked_in_time) as first:
+        assert first.durable.voted == 17
+        assert not left.exists()
+        with folder_of(tmp_path, "n2") as second:
+            assert second.epoch == first.epoch
+            assert second.durable.voted == 17, "the second to come has nothing of this to read any more"
+
+
+def test_an_accepted_ballot_counts_as_a_number(tmp_path: Path) -> None:
+    with folder_of(tmp_path, "n0") as before:
+        before.persist(Durable(before.incarnation, 1, Accepted(21, generation(20)), generation(3)))
+    with folder_of(tmp_path, "n1") as later:
+        assert later.durable.voted == 21
+
+
+def test_a_number_that_cannot_be_read_is_said_not_guessed(tmp_path: Path) -> None:
+    with folder_of(tmp_path, "n0") as lives:
+        (tmp_path / "ftlaunch" / "cluster" / f"epoch-{lives.epoch}" / "numbers-begin-after").write_text("x")
+        with pytest.raises(OSError, match="numbers-begin-after is no number"):
+            folder_of(tmp_path, "n1").__enter__()
+
+
 def test_who_comes_back_while_another_lives_has_its_memory(tmp_path: Path) -> None:
     with child(living(tmp_path, "n0")) as first, child(living(tmp_path, "n1")) as other:
         other.hear()
@@ -119,7 +157,7 @@ def test_killed_at_any_change_of_beginning_an_epoch(tmp_path: Path) -> None:
             assert folder.epoch > last_epoch
             last_epoch = folder.epoch
             assert epochs(tmp_path) == [f"epoch-{last_epoch}"]
-            assert folder.durable == Durable(folder.incarnation, voted=3)
+            assert folder.durable == Durable(folder.incarnation, voted=5), "never below what was in a memory before"
             folder.persist(memory_of(folder, 5))
             assert folder.claim(0, generation(4)) == generation(4)
             known_ids.add(folder.folder_id + folder.drawn_token())

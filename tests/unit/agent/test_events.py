@@ -11,6 +11,8 @@ import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pytest
+
 from launcher.agent.events import AppendedLines, EventLog, events_path, read_json_lines
 
 REPOSITORY = Path(__file__).parents[3]
@@ -107,3 +109,50 @@ def test_the_file_is_not_handed_to_children(tmp_path: Path) -> None:
     assert "lines.jsonl" not in listed.stdout
     lines.close()
     assert os.path.isfile(tmp_path / "lines.jsonl")
+
+
+def synced_paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        fsync(fd)
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+    monkeypatch.setattr(os, "fsync", note)
+    return synced
+
+
+@pytest.mark.parametrize("event", ["drill", "generation_started"])
+def test_what_others_decide_by_is_durable_when_it_is_emitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """A number used twice, or a drill carried out twice, would be the price of a lost machine."""
+    log = EventLog(tmp_path, "n0")
+    synced = synced_paths(monkeypatch)
+    log.emit("checkpoint_saved")
+    assert synced == []
+    log.emit(event)
+    events = tmp_path / "ftlaunch" / "events"
+    assert synced == [str(log.path), str(events), str(events.parent)]
+    log.emit("checkpoint_saved")
+    assert len(synced) == 3
+
+
+def test_a_line_that_could_not_be_made_durable_is_tried_again_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(tmp_path, "n0")
+
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as storage:
+        storage.setattr(os, "fsync", broken)
+        log.emit("generation_started")
+    assert log.trouble.endswith("n0.jsonl: Input/output error")
+    synced = synced_paths(monkeypatch)
+    log.emit("checkpoint_saved")
+    assert log.trouble == ""
+    assert str(log.path) in synced
+    assert [event["event"] for event in read_json_lines(log.path)] == ["generation_started", "checkpoint_saved"]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from launcher.agent.events import EventLog, events_path, read_json_lines
-from launcher.agent.resume import Resume, newest_step, prepare_resume
-from launcher.checkpoint.commit import staging_root
+from launcher.agent.resume import LookAgain, Resume, look_for_resume, newest_step, take_resume
+from launcher.checkpoint.choose import Choice
+from launcher.checkpoint.commit import commit_folder, staging_root
 from launcher.checkpoint.manifest import MANIFEST_NAME
-from launcher.errors import UserError
-from tests.unit.checkpoint.checkpoint_folders import IDENTITY, contents, save, stage
+from launcher.errors import Cancelled, UserError
+from tests.unit.checkpoint.checkpoint_folders import IDENTITY, contents, manifest_of, save, stage
 
 
 def resume(output_dir: Path, said: list[str], generation: int = 2) -> Resume:
-    return prepare_resume(output_dir, IDENTITY, generation, EventLog(output_dir, "n0"), said.append)
+    choice = look_for_resume(output_dir, IDENTITY, cancelled=lambda: False)
+    return take_resume(output_dir, choice, generation, EventLog(output_dir, "n0"), said.append)
 
 
 def rejections(output_dir: Path) -> list[dict[str, str]]:
@@ -105,3 +108,71 @@ def test_newest_step(tmp_path: Path) -> None:
     save(tmp_path, 90)
     save(tmp_path, 100)
     assert newest_step(tmp_path) == 100
+
+
+# -- between looking and taking ----------------------------------------------------------------------------------------
+
+
+def look(output_dir: Path) -> Choice:
+    return look_for_resume(output_dir, IDENTITY, cancelled=lambda: False)
+
+
+def take(output_dir: Path, choice: Choice, generation: int = 2) -> Resume:
+    return take_resume(output_dir, choice, generation, EventLog(output_dir, "n0"), lambda _: None)
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (save(tmp_path, 20) / MANIFEST_NAME).unlink()
+    stage(tmp_path, 30)
+    before = contents(tmp_path)
+    assert [refused.step for refused in look(tmp_path).refused] == [20]
+    assert contents(tmp_path) == before
+
+
+def test_looking_ends_when_nobody_wants_the_answer(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    with pytest.raises(Cancelled):
+        look_for_resume(tmp_path, IDENTITY, cancelled=lambda: True)
+
+
+def test_a_commit_of_an_earlier_generation_between_looking_and_taking_is_not_passed_over(tmp_path: Path) -> None:
+    """Its rank 0 had the permission. After the staging is cleared it cannot commit any more."""
+    save(tmp_path, 10)
+    choice = look(tmp_path)
+    save(tmp_path, 20)
+    with pytest.raises(LookAgain, match=r"checkpoint-20 is the newest checkpoint now, .*checkpoint-10 was chosen"):
+        take(tmp_path, choice)
+    assert take(tmp_path, look(tmp_path)).step == 20
+
+
+def test_a_leader_that_was_cut_off_leaves_alone_what_the_next_one_has_saved(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (save(tmp_path, 20) / "scheduler.pt").write_bytes(b"bit rot")
+    late = look(tmp_path)
+    assert take(tmp_path, look(tmp_path), generation=4).step == 10
+    newer = stage(tmp_path, 20, generation=4)
+    commit_folder(newer, tmp_path / "checkpoint-20", manifest_of(newer, 20))
+    with pytest.raises(LookAgain):
+        take(tmp_path, late, generation=3)
+    assert look(tmp_path).refused == ()
+    assert look(tmp_path).taken is not None
+    assert [path.name for path in tmp_path.glob("*.rejected*")] == ["checkpoint-20.rejected"]
+    assert len(rejections(tmp_path)) == 1
+
+
+def test_the_chosen_one_was_pruned_meanwhile(tmp_path: Path) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    choice = look(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint-20")
+    with pytest.raises(LookAgain):
+        take(tmp_path, choice)
+
+
+def test_what_another_node_has_set_aside_already_is_no_trouble(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (save(tmp_path, 20) / MANIFEST_NAME).unlink()
+    choice = look(tmp_path)
+    assert take(tmp_path, choice) == take(tmp_path, choice)
+    assert len(rejections(tmp_path)) == 1

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.choose import choose_checkpoint, set_aside
+from launcher.checkpoint import verify
+from launcher.checkpoint.choose import choose_checkpoint, set_aside, set_judged_aside
 from launcher.checkpoint.commit import commit_folder
-from launcher.checkpoint.manifest import MANIFEST_NAME
-from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
-from launcher.errors import UserError
+from launcher.checkpoint.manifest import MANIFEST_NAME, FileRecord
+from launcher.checkpoint.verify import Verification, list_checkpoints, verify_checkpoint
+from launcher.errors import Cancelled, UserError
 from tests.unit.checkpoint.checkpoint_folders import IDENTITY, contents, manifest_of, save, stage, state_files
 
 Damage = Callable[[Path], object]
@@ -235,3 +236,128 @@ def test_set_aside_counts_up_and_overwrites_nothing(tmp_path: Path) -> None:
     assert names == ["checkpoint-20.rejected", "checkpoint-20.rejected-2", "checkpoint-20.rejected-3"]
     assert [(tmp_path / name / "weights").read_text() for name in names] == ["first", "second", "third"]
     assert list_checkpoints(tmp_path) == []
+
+
+# -- several nodes share the folder ------------------------------------------------------------------------------------
+
+
+def while_hashing(monkeypatch: pytest.MonkeyPatch, file_name: str, act: Callable[[Path], None]) -> None:
+    """`act(folder)` once, right before the file of that name is read."""
+    hash_file = verify.hash_file
+
+    def acted_on(path: Path, cancelled: Callable[[], bool] = lambda: False) -> FileRecord:
+        if path.name == file_name:
+            monkeypatch.undo()
+            act(path.parent)
+        return hash_file(path, cancelled)
+
+    monkeypatch.setattr(verify, "hash_file", acted_on)
+
+
+@pytest.mark.parametrize("file_name", ["adapter_config.json", "trainer_state.json"])
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_name: str
+) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    while_hashing(monkeypatch, file_name, shutil.rmtree)
+    choice = choose_checkpoint(tmp_path, IDENTITY)
+    assert choice.taken is not None
+    assert (choice.taken.step, choice.refused) == (10, ())
+
+
+def test_a_broken_one_that_is_set_aside_and_saved_anew_while_it_is_read_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10)
+    (save(tmp_path, 20) / "scheduler.pt").write_bytes(b"bit rot")
+
+    def by_another_node(folder: Path) -> None:
+        set_aside(folder)
+        save(tmp_path, 20, run_id="newer")
+
+    while_hashing(monkeypatch, "adapter_config.json", by_another_node)
+    choice = choose_checkpoint(tmp_path, IDENTITY)
+    assert choice.manifest is not None
+    assert (choice.manifest.run_id, choice.refused) == ("newer", ())
+
+
+def test_a_folder_that_changes_for_ever_is_an_error_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 10)
+    monkeypatch.setattr(verify.Verification, "is_still_there", lambda _: False)
+    with pytest.raises(OSError, match="change each time they are read"):
+        choose_checkpoint(tmp_path, IDENTITY)
+
+
+def test_it_ends_within_a_block_once_nobody_wants_the_answer(tmp_path: Path) -> None:
+    staged = stage(tmp_path, 20)
+    with (staged / "big").open("wb") as stream:
+        stream.truncate(40 << 20)
+    commit_folder(staged, tmp_path / staged.name, manifest_of(staged, 20))
+    asked = 0
+
+    def never() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    choose_checkpoint(tmp_path, IDENTITY, cancelled=never)
+    assert asked > 10 + len(state_files(20, 2)), "at each block of 4 MiB"
+    for number in (1, asked // 2, asked):
+        left = iter([False] * (number - 1))
+        with pytest.raises(Cancelled):
+            choose_checkpoint(tmp_path, IDENTITY, cancelled=lambda left=left: next(left, True))
+
+
+def refused_one(output_dir: Path) -> Verification:
+    (save(output_dir, 20) / "scheduler.pt").write_bytes(b"bit rot")
+    (refused,) = choose_checkpoint(output_dir, IDENTITY).refused
+    return refused
+
+
+def test_what_was_judged_is_set_aside_once(tmp_path: Path) -> None:
+    refused = refused_one(tmp_path)
+    assert set_judged_aside(refused) == tmp_path / "checkpoint-20.rejected"
+    assert set_judged_aside(refused) is None, "gone"
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-20.rejected"]
+
+
+def test_what_was_not_judged_is_not_touched(tmp_path: Path) -> None:
+    refused = refused_one(tmp_path)
+    set_aside(refused.path)
+    save(tmp_path, 20, run_id="newer")
+    assert set_judged_aside(refused) is None
+    assert verify_checkpoint(tmp_path / "checkpoint-20", 20).whole
+
+
+def test_what_was_not_judged_gets_its_name_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node was faster in the moment between the question and the rename."""
+    refused = refused_one(tmp_path)
+    is_still_there = Verification.is_still_there
+
+    def a_moment_ago(judged: Verification) -> bool:
+        monkeypatch.undo()
+        there = is_still_there(judged)
+        set_aside(judged.path)
+        save(tmp_path, 20, run_id="newer")
+        return there
+
+    monkeypatch.setattr(Verification, "is_still_there", a_moment_ago)
+    assert set_judged_aside(refused) is None
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-20.rejected"]
+    assert verify_checkpoint(tmp_path / "checkpoint-20", 20).whole
+
+
+def test_a_name_that_another_node_takes_first_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(tmp_path, 20)
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        target.mkdir()
+        (target / "weights").write_text("of the other node")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    assert set_aside(folder).name == "checkpoint-20.rejected-2"
+    assert (tmp_path / "checkpoint-20.rejected" / "weights").read_text() == "of the other node"

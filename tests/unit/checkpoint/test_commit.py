@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint.commit import STAGING_NAME, clear_staging, commit_folder, prune, staging_root
-from launcher.checkpoint.manifest import MANIFEST_NAME
+from launcher.checkpoint.commit import (
+    STAGING_NAME,
+    clear_staging,
+    commit_folder,
+    highest_staged,
+    prune,
+    staging_root,
+)
+from launcher.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from tests.unit.checkpoint.checkpoint_folders import contents, manifest_of, save, stage, state_files
 
@@ -89,14 +96,14 @@ def test_folders_inside_are_synced_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(staged / "global_step20") in synced
 
 
-@pytest.mark.parametrize("in_the_way", [False, True], ids=["free name", "name is taken"])
-def test_a_kill_at_any_moment_leaves_it_whole_or_not_there(tmp_path: Path, in_the_way: bool) -> None:
+@pytest.mark.parametrize("in_the_way", ["", "half", "whole"], ids=["free name", "name is taken", "by a whole one"])
+def test_a_kill_at_any_moment_leaves_it_whole_or_not_there(tmp_path: Path, in_the_way: str) -> None:
     number = 1
     while True:
         folder = tmp_path / str(number)
         save(folder, 10)
         if in_the_way:
-            (folder / "checkpoint-20").mkdir()
+            (folder / "checkpoint-20").mkdir() if in_the_way == "half" else save(folder, 20)
             (folder / "checkpoint-20" / "precious").write_text("x")
         staged = stage(folder, 20)
         manifest = manifest_of(staged, 20)
@@ -110,11 +117,119 @@ def test_a_kill_at_any_moment_leaves_it_whole_or_not_there(tmp_path: Path, in_th
         assert 10 in whole_steps(folder)
         if in_the_way:
             assert len(list(folder.rglob("precious"))) == 1, "what had the name is kept"
+        clear_staging(folder, below=2)
+        if in_the_way:
+            (kept,) = folder.rglob("precious")
+            assert kept.parent in (final, folder / "checkpoint-20.rejected"), "and found again by the next generation"
+        if in_the_way == "whole":
+            assert whole_steps(folder) == [20, 10]
         if num_calls() < number:
             break
         number += 1
     assert number > len(state_files(20, 2)), "every moment was tried"
     assert whole_steps(folder) == [20, 10]
+
+
+def test_a_kill_at_any_moment_of_a_replacement_leaves_one_of_the_two(tmp_path: Path) -> None:
+    """After the next generation has begun; only final/ is replaced."""
+    number, seen = 1, set()
+    while True:
+        folder = tmp_path / str(number)
+        final = folder / "final"
+        commit_final(folder, b"old")
+        staged = stage_final(folder, b"new")
+        manifest = manifest_of(staged, 20)
+        with pytest.MonkeyPatch.context() as patch:
+            num_calls = kill_at(patch, number)
+            with suppress(Killed):
+                commit_folder(staged, final, manifest, replace=True)
+        clear_staging(folder, below=2)
+        assert sorted(path.name for path in final.iterdir()) == [MANIFEST_NAME, "weights"]
+        assert sorted(path.name for path in folder.iterdir()) == ["final", "ftlaunch"], "nothing is kept beside it"
+        seen.add((final / "weights").read_bytes())
+        if num_calls() < number:
+            break
+        number += 1
+    assert seen == {b"old", b"new"}
+    assert (final / "weights").read_bytes() == b"new"
+
+
+def stage_final(output_dir: Path, weights: bytes) -> Path:
+    staged = staging_root(output_dir, 1) / "final"
+    staged.mkdir(parents=True)
+    (staged / "weights").write_bytes(weights)
+    return staged
+
+
+def commit_final(output_dir: Path, weights: bytes) -> None:
+    staged = stage_final(output_dir, weights)
+    commit_folder(staged, output_dir / "final", manifest_of(staged, 20), replace=True)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_late_rank_0_of_a_lost_generation_takes_nothing_from_the_next_one(tmp_path: Path, replace: bool) -> None:
+    """It was allowed to commit, stalled, and wakes up when another generation has committed the same step."""
+    late = stage(tmp_path, 20, generation=3)
+
+    def stall() -> None:
+        clear_staging(tmp_path, below=4)
+        newer = stage(tmp_path, 20, generation=4)
+        commit_folder(newer, tmp_path / "checkpoint-20", manifest_of(newer, 20, run_id="newer"))
+
+    manifest = manifest_of(late, 20, run_id="late")
+    with pytest.raises(FileNotFoundError):
+        commit_folder(late, tmp_path / "checkpoint-20", manifest, replace=replace, may_commit=stall)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-20"]
+    assert read_manifest(tmp_path / "checkpoint-20").run_id == "newer"
+    assert whole_steps(tmp_path) == [20]
+
+
+def test_staging_cleared_between_two_renames_gives_the_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 20, run_id="first")
+    staged = stage(tmp_path, 20, generation=3)
+    rename = Path.rename
+
+    def cleared_before(path: Path, target: Path) -> Path:
+        if path == staged:
+            monkeypatch.undo()
+            clear_staging(tmp_path, below=4)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", cleared_before)
+    with pytest.raises(FileNotFoundError):
+        commit_folder(staged, tmp_path / "checkpoint-20", manifest_of(staged, 20, run_id="late"))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-20"]
+    assert read_manifest(tmp_path / "checkpoint-20").run_id == "first"
+    assert whole_steps(tmp_path) == [20]
+
+
+def test_a_commit_that_the_storage_refuses_gives_the_name_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 20, run_id="first")
+    staged = stage(tmp_path, 20, generation=1)
+    rename = Path.rename
+
+    def broken(path: Path, target: Path) -> Path:
+        if path == staged:
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        commit_folder(staged, tmp_path / "checkpoint-20", manifest_of(staged, 20))
+    assert read_manifest(tmp_path / "checkpoint-20").run_id == "first"
+    assert whole_steps(tmp_path) == [20]
+
+
+def test_the_highest_number_that_has_staged(tmp_path: Path) -> None:
+    assert highest_staged(tmp_path) == 0
+    for generation in (9, 11, 10):
+        stage(tmp_path, 20, generation=generation)
+    assert highest_staged(tmp_path) == 11
+    (tmp_path / STAGING_NAME / "cleared-0123abcd-gen-12").mkdir()  # somebody was killed while clearing
+    (tmp_path / STAGING_NAME / "generation-99").mkdir()
+    assert highest_staged(tmp_path) == 12
 
 
 def test_a_folder_that_has_the_name_is_kept_beside(tmp_path: Path) -> None:
@@ -244,6 +359,16 @@ def test_keep_counts_only_whole_ones_and_the_others_stay(tmp_path: Path) -> None
     assert [path.name for path in prune(tmp_path, 1, generation=1)] == ["checkpoint-10"]
     assert [step for step, _ in list_checkpoints(tmp_path)] == [99, 40, 30, 20]
     assert whole_steps(tmp_path) == [20], "the only good one was not deleted"
+
+
+def test_a_lost_generation_prunes_nothing(tmp_path: Path) -> None:
+    """The next one has found the newer checkpoint damaged, say, and goes on from the older."""
+    for step in (10, 20):
+        save(tmp_path, step)
+    clear_staging(tmp_path, below=2)
+    assert prune(tmp_path, 1, generation=1) == []
+    assert whole_steps(tmp_path) == [20, 10]
+    clear_staging(tmp_path, below=2)
 
 
 def test_a_kill_while_pruning_leaves_nothing_that_looks_like_a_checkpoint(
