@@ -2,6 +2,7 @@
 
 Invariant (promise 10): progress lines come from steps that ranks have finished, never from a timer, so silence means
 standstill and a watchdog above may rely on it. While steps of less than a minute are made, no minute is without a line.
+A terminal or pipe that is stuck holds up nobody: what it does not take waits, and the oldest lines are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 from typing import IO, TextIO
 
+from launcher.agent.patient_output import PatientOutput
+
 _PROGRESS_EVERY_S = 10.0
 _NEVER_SILENT_FOR_S = 60.0
 _SILENT_S, _SILENT_AS_ECHO_S = 15.0, 35.0  # after so long, long work is shown
@@ -20,14 +23,18 @@ _REDRAW_EVERY_S = 0.1
 _BAR_CELLS = 16
 _MIRROR_BYTES = 1 << 20  # of a rank's log, at most, each time
 _LONGEST_LINE = 1 << 16  # an unfinished line beyond this is shown in pieces
+_LAST_WORDS_S = 2.0  # at the end, for a terminal that is stopped or a reader that pauses
 _OWN_INFO = " ftlaunch.rank INFO "  # what the agent shows itself, from the same rank's messages
 
 
 class Console:
     def __init__(self, stream: TextIO | None = None) -> None:
+        """Where `stream` (standard error) has a descriptor, nothing here ever waits for it but `close`."""
         self._stream = stream or sys.stderr
+        self._output = _patient(self._stream)
         self.tty = self._stream.isatty()
         self._gone = False
+        self._closed = False
         self._last_written_s = time.monotonic()
         self._bar_shown = False
         self._last_progress_s = 0.0
@@ -64,6 +71,8 @@ class Console:
         if not self.tty:
             self.say(text)
             return
+        if self._output is not None and self._output.is_behind:
+            return  # a stopped terminal does not need every state of the bar afterwards
         filled = int(_BAR_CELLS * step / max_steps) if max_steps else 0
         bar = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}]"
         room = shutil.get_terminal_size().columns - len("ftlaunch  ") - len(bar) - 1
@@ -107,6 +116,18 @@ class Console:
             stream.close()
         self._mirrored.clear()
 
+    def flush(self) -> None:
+        """Called often: show what could not be shown before."""
+        if self._output is not None:
+            self._output.flush()
+
+    def close(self) -> None:
+        """Show what is left, as far as somebody reads it within a short time; nothing is shown afterwards."""
+        self.forget_mirrors()
+        if self._output is not None and not self._closed:
+            self._output.finish(_LAST_WORDS_S)
+        self._closed = True
+
     def silent_for_s(self) -> float:
         """Seconds since anything was written."""
         return time.monotonic() - self._last_written_s
@@ -114,6 +135,9 @@ class Console:
     def _write(self, text: str) -> None:
         """A console that has gone (closed terminal, ended reader of a pipe) is no reason to stop a training."""
         self._last_written_s = time.monotonic()
+        if self._output is not None:
+            self._output.write(text)
+            return
         if self._gone:
             return
         try:
@@ -129,6 +153,15 @@ class Console:
 
     def _paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.tty and not os.environ.get("NO_COLOR") else text
+
+
+def _patient(stream: TextIO) -> PatientOutput | None:
+    """None where there is no descriptor (memory), or where it is closed."""
+    try:
+        stream.flush()
+        return PatientOutput(stream.fileno(), encoding=stream.encoding)
+    except (OSError, ValueError):
+        return None
 
 
 def _duration(seconds: float) -> str:

@@ -1,15 +1,16 @@
-"""The agent's side of the fork server: start it, ask it for ranks, start it anew when it has died."""
+"""The agent's side of the fork server: start it, ask it for ranks, end it. Nothing here waits.
+
+Invariant: answers carry no names, so whoever does not take the answer to a request must not ask again: the next answer
+would be taken for that of another rank.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from launcher.process import RUN_TOKEN_VARIABLE
 FD_VARIABLE = "FTLAUNCH_FORKSERVER_FD"
 ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"
 _ANSWER_BYTES = 65536
-_DEATH_BOUND_S = 10.0
 
 
 class ForkServerError(Exception):
@@ -37,6 +37,11 @@ class Readiness:
     num_threads: int
     cuda_touched: bool
 
+    @classmethod
+    def from_json(cls, packet: bytes) -> Readiness:
+        said = json.loads(packet)
+        return cls(float(said["import_seconds"]), int(said["num_threads"]), bool(said["cuda_touched"]))
+
 
 class ForkServer:
     """One running fork server. With `once`, it becomes the first rank it is asked for instead of forking."""
@@ -46,6 +51,7 @@ class ForkServer:
         self.readiness: Readiness | None = None
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)  # this end only; the fork server waits for requests
         env = {**environ, RUN_TOKEN_VARIABLE: token, FD_VARIABLE: str(theirs.fileno())}
         if once:
             env[ONCE_VARIABLE] = "1"
@@ -71,16 +77,9 @@ class ForkServer:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def read_readiness(self) -> Readiness:
-        """Called when the socket is readable for the first time. Raises ForkServerError when the imports failed."""
-        answer = self._answer(timeout_s=5.0)
-        self.readiness = Readiness(
-            float(answer["import_seconds"]), int(answer["num_threads"]), bool(answer["cuda_touched"])
-        )
-        return self.readiness
-
-    def start_rank(self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path) -> int:
-        """Fork one rank; its pid. The rank is (or at once becomes) a child of this process.
+    def ask_for_rank(self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path) -> bool:
+        """Have one rank forked, which is (or at once becomes) a child of this process; the answer is its pid. False
+        where the fork server is gone. Raises OSError where the log cannot be opened.
 
         `environ` holds only what differs from the fork server's own environment.
         """
@@ -89,11 +88,18 @@ class ForkServer:
         try:
             request = json.dumps({"spec": str(spec), "environ": dict(environ)}).encode()
             socket.send_fds(self._socket, [request], [link.fileno(), log_fd])
-        except OSError as error:
-            raise self._failed(f"the fork server is gone ({error})") from error
+        except OSError:
+            return False
         finally:
             os.close(log_fd)
-        return int(self._answer(timeout_s=30.0)["pid"])
+        return True
+
+    def receive(self) -> bytes:
+        """The answer that is there (the socket is readable); empty when the fork server is gone."""
+        try:
+            return self._socket.recv(_ANSWER_BYTES)
+        except ConnectionResetError:  # it died with a request unread
+            return b""
 
     def hand_over(self) -> None:
         """This process has become a rank (`once`): the caller watches and reaps it from now on."""
@@ -102,25 +108,8 @@ class ForkServer:
             0  # keeps Popen from reaping, or complaining about, a process that is not its own any more
         )
 
-    def stop(self) -> None:
+    def kill(self) -> None:
+        """Ask it nothing more. It is dead once `alive` says so: the caller waits for that."""
         self._socket.close()
         if self.alive():
             self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done here
-            self.process.wait(timeout=_DEATH_BOUND_S)
-
-    def _answer(self, timeout_s: float) -> dict[str, float | int | bool]:
-        readable, _, _ = select.select([self._socket], [], [], timeout_s)
-        packet = self._socket.recv(_ANSWER_BYTES) if readable else b""
-        if not packet:
-            raise self._failed(
-                "the fork server died" if readable else f"no answer of the fork server within {timeout_s:.0f} s"
-            )
-        answer: dict[str, float | int | bool] = json.loads(packet)
-        return answer
-
-    def _failed(self, message: str) -> ForkServerError:
-        deadline = time.monotonic() + 2.0
-        while self.alive() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return ForkServerError(message, self.log_path, self.process.poll())

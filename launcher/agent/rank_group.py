@@ -1,14 +1,18 @@
 """The ranks of one generation and the fork server that makes them: started, told, killed and collected as a whole.
 
 Invariant: whatever was started is either watched here or a descendant of this process, which is a subreaper, so it can
-be found and ended.
+be found and ended. Until `end`, every wait goes through the event loop: other nodes hear from the agent meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +23,17 @@ from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readin
 from launcher.agent.generation import RankProcess, contract
 from launcher.agent.lifecycle import KILLED_WITHIN_S, RankExit
 from launcher.agent.warden import Warden
-from launcher.event_loop import EventLoop
+from launcher.event_loop import TICK_S, EventLoop
 from launcher.link import Link, Message
 from launcher.process import carriers_of, descendants, kill_all, sessions_of
 
 _IMPORT_BOUND_S = 600.0  # a cold network file system needs minutes for torch; then it is said and counted as a fault
+_FORK_BOUND_S = 30.0
+_LATE_FORK_S = 2.0  # how long an abandoned fork is waited for: mostly the fork server lives, and is worth keeping
+_DYING_S = 2.0  # between the end of a fork server's socket and its exit status
 _KILL_BOUND_S = 10.0
 _SERVER_PAUSE_S = 10.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
 class RankGroup:
@@ -58,6 +66,8 @@ class RankGroup:
         self._warden = Warden(token)
         # One that forks every rank; or, where forking is not possible, one for each rank that is still to be started.
         self._servers: list[ForkServer] = [self._new_server()]
+        self._dropped: list[ForkServer] = []  # killed, but perhaps not dead yet
+        self._forking = False  # a rank may be there whose pid is not known yet
         self._server_started_at = time.monotonic()
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -80,17 +90,110 @@ class RankGroup:
             server = self._ready_server(abandoned, turn.ranks.stop - rank)
             if server is None or abandoned():
                 return False
-            ours, theirs = channel.pair()
-            log_path = self._log_root / f"gen-{turn.number}" / f"rank-{rank}.log"
-            pid = server.start_rank(spec_path, contract(turn, rank, master_port), theirs, log_path)
-            theirs.close()
+            process = self._start_rank(server, turn, rank, master_port, spec_path, abandoned)
+            if process is None:
+                return False
+            self._watch(process, on_message, on_exit)
+        return True
+
+    def _start_rank(
+        self,
+        server: ForkServer,
+        turn: Turn,
+        rank: int,
+        master_port: int,
+        spec_path: Path,
+        abandoned: Callable[[], bool],
+    ) -> RankProcess | None:
+        """None when the attempt was abandoned and the fork server does not answer."""
+        log_path = self._log_root / f"gen-{turn.number}" / f"rank-{rank}.log"
+        ours, theirs = channel.pair()
+        # A rank that ends before its pid is known is not to be collected as an orphan.
+        self._forking = True
+        try:
+            pid = self._fork_rank(
+                server,
+                partial(server.ask_for_rank, spec_path, contract(turn, rank, master_port), theirs, log_path),
+                abandoned,
+            )
+            if pid is None:
+                ours.close()
+                return None
             if not self._fork:
                 server.hand_over()
                 self._servers.remove(server)
             process = RankProcess(rank, pid, os.pidfd_open(pid), Link(ours), log_path)
             self.processes.append(process)
-            self._watch(process, on_message, on_exit)
-        return True
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            self._forking = False
+            theirs.close()
+        return process
+
+    def _fork_rank(self, server: ForkServer, ask: Callable[[], bool], abandoned: Callable[[], bool]) -> int | None:
+        """The new rank's pid; None when the attempt was abandoned and the fork server does not answer.
+
+        Without its answer a fork server is of no use any more: it may still fork, and say so to the next who asks. It
+        is ended here; a rank that it has forked all the same is a left-over like any other.
+        """
+        if not ask():
+            raise self._died(server)
+        answer = self._answer(server, _FORK_BOUND_S, abandoned, late_s=_LATE_FORK_S)
+        if answer:
+            return int(json.loads(answer)["pid"])
+        if answer is None and abandoned():
+            self._console.say(f"the fork server does not answer, and is ended; a new one imports ({server.log_path})")
+            self._drop(server)
+            return None
+        if answer is not None:
+            raise self._died(server)
+        self._drop(server)
+        raise ForkServerError(f"no answer of the fork server within {_FORK_BOUND_S:.0f} s", server.log_path, None)
+
+    def _answer(
+        self, server: ForkServer, bound_s: float, abandoned: Callable[[], bool], *, late_s: float = 0.0
+    ) -> bytes | None:
+        """What the fork server says next (nothing: it has died). None at the bound, or `late_s` after the attempt was
+        abandoned."""
+        said: list[bytes] = []
+        deadline = time.monotonic() + bound_s
+        is_abandoned = False
+        self._loop.register(server, lambda: said.append(server.receive()))
+        try:
+            while not said:
+                if not is_abandoned and abandoned():
+                    is_abandoned, deadline = True, min(deadline, time.monotonic() + late_s)
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._loop.wait(min(TICK_S, left_s))
+        finally:
+            self._loop.unregister(server)
+        return said[0]
+
+    def _died(self, server: ForkServer) -> ForkServerError:
+        """To be raised."""
+        self._wait_for_the_end_of(server, _DYING_S)
+        exit_code = server.process.poll()
+        self._drop(server)
+        return ForkServerError("the fork server died", server.log_path, exit_code)
+
+    def _drop(self, server: ForkServer) -> None:
+        """End it; it is never asked again."""
+        if server in self._servers:
+            self._servers.remove(server)
+        self._dropped.append(server)
+        server.kill()
+        self._wait_for_the_end_of(server, _KILL_BOUND_S)
+
+    def _wait_for_the_end_of(self, server: ForkServer, bound_s: float) -> None:
+        deadline = time.monotonic() + bound_s
+        pause_s = _SHORTEST_PAUSE_S
+        while server.alive() and time.monotonic() < deadline:
+            self._loop.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _watch(
         self,
@@ -134,22 +237,21 @@ class RankGroup:
         if self._fork and readiness.cuda_touched:
             self._console.say("CUDA was touched while importing, so ranks cannot be forked; each imports by itself")
             self._fork = False
-            server.stop()
+            self._drop(server)
             return self._ready_server(abandoned, num_wanted)
         return server
 
     def _wait_for_imports(self, server: ForkServer, abandoned: Callable[[], bool]) -> Readiness | None:
-        said: list[Readiness] = []
-        deadline = time.monotonic() + _IMPORT_BOUND_S
-        self._loop.register(server, lambda: said.append(server.read_readiness()))
-        try:
-            while not said and not abandoned():
-                self._loop.wait()
-                if time.monotonic() > deadline:
-                    raise ForkServerError(f"imports took longer than {_IMPORT_BOUND_S:.0f} s", server.log_path, None)
-        finally:
-            self._loop.unregister(server)
-        return said[0] if said else None
+        answer = self._answer(server, _IMPORT_BOUND_S, abandoned)
+        if answer:
+            server.readiness = Readiness.from_json(answer)
+            return server.readiness
+        if answer is None and abandoned():
+            return None  # it imports on, for the next attempt
+        if answer is not None:
+            raise self._died(server)
+        self._drop(server)
+        raise ForkServerError(f"imports took longer than {_IMPORT_BOUND_S:.0f} s", server.log_path, None)
 
     # -- while they run ------------------------------------------------------------------------------------------------
 
@@ -170,6 +272,7 @@ class RankGroup:
         if self._fork and self.processes and rested and self._servers and not self._servers[0].alive():
             self._console.say("the fork server was killed; the ranks run on, a new one imports for the next attempt")
             self._servers[0] = self._new_server()
+        self._dropped = [server for server in self._dropped if server.alive()]
         self._reap_adopted()
 
     # -- ending --------------------------------------------------------------------------------------------------------
@@ -197,7 +300,7 @@ class RankGroup:
 
     def close(self) -> None:
         """After the last rank has ended: end its left-over children and forget the generation."""
-        self._kill_leftovers()
+        self._kill_leftovers(self._loop.wait)
         self._console.forget_mirrors()
         for process in self.processes:
             self._loop.unregister(process.pidfd)
@@ -206,27 +309,34 @@ class RankGroup:
         self.processes = []
 
     def end(self) -> None:
-        """Leave nothing behind: ranks, fork server, their descendants, warden."""
+        """Leave nothing behind: ranks, fork server, their descendants, warden. This waits outside the event loop: the
+        run is over here, and nobody is to be told anything any more."""
         self.kill()
         for server in self._servers:
-            server.stop()
+            server.kill()
+        for server in (*self._servers, *self._dropped):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done here
+                server.process.wait(timeout=_KILL_BOUND_S)
         self._servers = []
-        self._kill_leftovers()
+        self._dropped = []
+        self._kill_leftovers(time.sleep)
         self._warden.release()
 
     def _helper_pids(self) -> list[int]:
-        return [self._warden.process.pid, *(server.pid for server in self._servers), *self._spared()]
+        return [self._warden.process.pid, *(s.pid for s in (*self._servers, *self._dropped)), *self._spared()]
 
-    def _kill_leftovers(self) -> None:
+    def _kill_leftovers(self, pause: Callable[[float], None]) -> None:
         """Children of ranks (DataLoader workers, compilers) that outlived them: this process has adopted them."""
         deadline = time.monotonic() + _KILL_BOUND_S
+        pause_s = _SHORTEST_PAUSE_S
         while left := self._leftovers():
             kill_all(left)
             self._reap_adopted()
             if time.monotonic() > deadline:
                 self._console.say(f"processes that do not die of SIGKILL (stuck in the kernel): {left}")
                 return
-            time.sleep(0.005)
+            pause(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _leftovers(self) -> list[int]:
         below = descendants(os.getpid(), without=[*self._helper_pids(), *self._foreign_pids])
@@ -236,6 +346,8 @@ class RankGroup:
     def _reap_adopted(self) -> None:
         """Collect ended orphans that this process has inherited (as PID 1 or subreaper); ranks and helpers are
         collected where they are watched."""
+        if self._forking:
+            return
         watched = {*self._helper_pids(), *(process.pid for process in self.processes if process.exit is None)}
         while True:
             try:

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,7 @@ def run_job(
 
     `job`: loaded already, by the head that has started this agent.
     """
-    with StopSignals() as signals:
-        console = Console()
+    with StopSignals() as signals, closing(Console()) as console:
         become_subreaper()
         prepared = prepare(config, overrides, environ, write=True, job=job)
         stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)

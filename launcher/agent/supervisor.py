@@ -449,6 +449,7 @@ class Supervisor:
                 self._events.emit("group_killed", reason=action.reason)
 
     def _tick(self) -> None:
+        self._console.flush()
         if self._group is not None:
             self._group.look_after()
             self._crew.tick()

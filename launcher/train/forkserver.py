@@ -104,8 +104,10 @@ def cuda_touched() -> bool:
 def fork_rank(request: dict[str, Any], *, link_fd: int, log_fd: int, agent_pid: int, server: socket.socket) -> int:
     """Fork twice, so that the rank is adopted by the agent; the rank's pid."""
     read_end, write_end = os.pipe()
+    server_pid = os.getpid()
     middle = os.fork()
     if middle == 0:
+        die_with_parent(server_pid)  # once the agent has ended the server, nothing is forked any more
         os.close(read_end)
         os.setsid()
         rank = os.fork()
