@@ -196,6 +196,12 @@ class ClusterCrew:
         """Without a word or a vote: a rank of this node may still run, and the others see it gone when its agent is."""
         self._over = RunOver(exit_code, reason)
 
+    def will_not_come(self, exit_code: ExitCode, reason: str) -> None:
+        if not self._membership.wanted.fixed:
+            self._say(f"goes on without it, and does not start it again: {reason}")
+        elif exit_code not in (ExitCode.FINISHED, self._stop_exit_code):
+            self._tell(LocalFailed(0, retryable=False, reason=reason, exit_code=int(exit_code)))
+
     def finished(self, turn: Turn, reason: str) -> None:
         self._tell(LocalFinished(turn.number))
 

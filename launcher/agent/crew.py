@@ -132,6 +132,9 @@ class Crew(Protocol):
     def drop_out(self, exit_code: ExitCode, reason: str) -> None:
         """This node cannot go on; the others may, without it."""
 
+    def will_not_come(self, exit_code: ExitCode, reason: str) -> None:
+        """Another node has ended for good, before the first turn."""
+
     def finished(self, turn: Turn, reason: str) -> None:
         """The planned end; on the leader it has been proven."""
 
@@ -201,6 +204,9 @@ class Alone:
 
     def drop_out(self, exit_code: ExitCode, reason: str) -> None:
         self._over = RunOver(exit_code, reason)
+
+    def will_not_come(self, exit_code: ExitCode, reason: str) -> None:
+        """There is no other node."""
 
     def finished(self, turn: Turn, reason: str) -> None:
         self._over = RunOver(ExitCode.FINISHED, reason)

@@ -91,6 +91,7 @@ class Supervisor:
         self._has_started = False
         self._stop_source: str | None = None
         self._num_signals = 0
+        self._heeded = False
         self._history: list[FailedAttempt] = []
         self._loop = loop
         self._crew = crew
@@ -455,3 +456,14 @@ class Supervisor:
             self._crew.tick()
         if self._head is not None:
             self._head.look_after()
+            self._heed_final_end(self._head)
+
+    def _heed_final_end(self, head: Head) -> None:
+        """A node that this start has started and that will not come: with a fixed number of nodes there is no run
+        without it. Once a generation runs, membership is told of every end by itself."""
+        end = head.final_end()
+        if end is None or self._has_started or self._heeded:
+            return
+        self._heeded = True
+        node, code, words = end
+        self._crew.will_not_come(ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED, f"{node}: {words}")

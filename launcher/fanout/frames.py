@@ -17,10 +17,11 @@ RUNS_ALREADY = 75  # exit code of an agent under orders (EX_TEMPFAIL) where this
 
 # Kinds of frames
 STARTED = "started"  # pid: an agent was started
-ATTACHED = "attached"  # pid: one that runs already was found
+ATTACHED = "attached"  # pid: one that runs already; begins, unheard: see AgentHost._accept
 BUSY = "busy"  # by: somebody else has this node's agent
 NONE = "none"  # none runs, and none was to be started
 FAILED = "failed"  # why: none could be started
+REFUSED = "refused"  # why, code: none can be started, however often it is tried
 ENDED = "ended"  # code: of the agent, negative for a signal
 
 

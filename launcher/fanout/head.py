@@ -38,6 +38,7 @@ from launcher.errors import ExitCode, RunsHereAlready, UserError
 from launcher.fanout import deepspeed_runner, presence
 from launcher.fanout.node import hello
 from launcher.fanout.order import without_start
+from launcher.fanout.pipes import Lines
 from launcher.fanout.plan import FanOut, Remote
 from launcher.fanout.process import ENDS_WITHIN_S, STOP_MARGIN_S, Settings
 from launcher.fanout.viewer import view
@@ -72,6 +73,8 @@ class Head:
         self._stopped = False
         self._started_s = 0.0
         self._marker = ""
+        self._report: Lines | None = None
+        self._final_end: tuple[str, int, str] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -147,6 +150,7 @@ class Head:
             has_agent=self.runs_agent or self._view is not None,
             presence_fd=self._listener.fileno() if self._listener is not None else -1,
             head_name=f"the start on {socket.gethostname()} (pid {os.getpid()})",
+            is_fixed=self._fan_out.place.min_nodes == self._fan_out.place.max_nodes,
         )
         settings_fd = os.memfd_create("fan-out")  # not an argument: it holds the token
         with os.fdopen(settings_fd, "w+b") as stream:
@@ -157,11 +161,13 @@ class Head:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "launcher.fanout.process", str(settings_fd)],
                 stdin=read_end,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 pass_fds=[fd for fd in (settings_fd, settings.presence_fd) if fd >= 0],
                 start_new_session=True,
             )
         os.close(read_end)
+        assert self._process.stdout is not None
+        self._report = Lines(self._process.stdout.fileno())
         self._pid_fd = os.pidfd_open(self._process.pid)
         self._started_s = time.monotonic()
 
@@ -190,6 +196,7 @@ class Head:
 
     def look_after(self) -> None:
         """Now and then: a fan-out that somebody has killed is started again; it finds the agents that run."""
+        self._read_report()
         if self._pid_fd < 0 or self._exit_code is not None or time.monotonic() < self._started_s + _AGAIN_AFTER_S:
             return
         if not select.select([self._pid_fd], [], [], 0)[0]:
@@ -197,6 +204,20 @@ class Head:
         self._say("the fan-out process was killed; the agents on the other machines run on, a new one looks for them")
         self._let_process_go()
         self._start_process()
+
+    def final_end(self) -> tuple[str, int, str] | None:
+        """The first other node whose agent has ended with a code that is final (0 to 3), that code and its last line
+        (its error where it has named one). None while there is none, and after a stop. `look_after` finds out."""
+        return self._final_end
+
+    def _read_report(self) -> None:
+        for line in self._report.read() if self._report is not None else ():
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue  # cut off when the fan-out was killed
+            if self._final_end is None:
+                self._final_end = (str(found["node"]), int(found["code"]), str(found["line"]))
 
     def follow(self) -> ExitCode:
         """Where this process is no agent: until the nodes' agents have ended; the exit code is theirs."""
@@ -224,7 +245,10 @@ class Head:
             self._runner.close()
         if self._process is not None:
             self._tell(f"ended {self._exit_code}\n")
-            bound_s = self._config.spot.grace_seconds + STOP_MARGIN_S if self._stopped else ENDS_WITHIN_S
+            self._read_report()
+            stop_s = self._config.spot.grace_seconds + STOP_MARGIN_S
+            # After a final end the fan-out waits for the others, and stops them then.
+            bound_s = stop_s if self._stopped else ENDS_WITHIN_S + (stop_s if self._final_end else 0.0)
             select.select([self._pid_fd], [], [], bound_s + _LEAVE_MARGIN_S)
             self._let_process_go()
         for connection in (self._listener, self._view):
@@ -244,3 +268,6 @@ class Head:
         os.close(self._pid_fd)
         self._pid_fd = -1
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._report = None

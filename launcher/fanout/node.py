@@ -24,7 +24,7 @@ from typing import Any
 from launcher.errors import UserError
 from launcher.event_loop import EventLoop
 from launcher.fanout import frames
-from launcher.fanout.order import NodeOrder
+from launcher.fanout.order import NodeOrder, OtherVersion
 from launcher.fanout.pipes import Lines, Outlet
 from launcher.fanout.presence import claim, is_ours, reach
 
@@ -32,7 +32,7 @@ _ORDER_WITHIN_S = 60.0
 _ORDER_BYTES = 16 << 20
 _HELLO_WITHIN_S = 1.0
 _LAST_WORDS_S = 5.0  # for what the agent has said to get out once it has ended
-_KEPT_BYTES = 1 << 16  # of output while no head listens
+_KEPT_BYTES = 1 << 16  # of output, for a head that comes again
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
@@ -46,8 +46,10 @@ def main() -> int:
         line, early = _first_line(stdin)
         order = NodeOrder.from_line(line)
     except UserError as error:
+        if isinstance(error, OtherVersion):
+            os.write(1, frames.frame(error.marker, frames.REFUSED, why=str(error), code=int(error.exit_code)))
         print(f"ftlaunch: error: {error}", file=sys.stderr)
-        return 2
+        return int(error.exit_code)
     for _ in range(3):  # a holder may end between the two looks
         listener = claim(order.run)
         if listener is not None:
@@ -104,7 +106,9 @@ class AgentHost:
         self._listener = listener
         self._loop = EventLoop(self._tick)
         self._fronts: list[_Front] = []
-        self._kept = bytearray()  # output for the next owner
+        self._kept = bytearray()  # the newest output: on a connection that was dead already the last of it got lost
+        self._num_bytes = 0  # of all output
+        self._unheard = 0  # where in it the last owner went away
         self._agent: subprocess.Popen[bytes] | None = None
         self._output: Lines | None = None
 
@@ -160,10 +164,10 @@ class AgentHost:
             self._loop.unregister(self._output)
         for front in list(self._fronts):
             front.outlet.write(data)
-        if not any(front.owns for front in self._fronts):
-            self._kept += data
-            if len(self._kept) > _KEPT_BYTES:
-                del self._kept[: self._kept.find(b"\n", len(self._kept) - _KEPT_BYTES) + 1]
+        self._num_bytes += len(data)
+        self._kept += data
+        if len(self._kept) > _KEPT_BYTES:
+            del self._kept[: self._kept.find(b"\n", len(self._kept) - _KEPT_BYTES) + 1]
 
     def _last_output(self) -> None:
         """What the agent wrote before it ended; a child of it may hold the pipe open, and is not waited for."""
@@ -184,6 +188,8 @@ class AgentHost:
         def close() -> None:
             if front in self._fronts:
                 self._fronts.remove(front)
+                if owns:
+                    self._unheard = self._num_bytes
                 self._loop.unregister(lines)
                 outlet.close()
                 nothing = os.open(os.devnull, os.O_RDWR)
@@ -241,10 +247,13 @@ class AgentHost:
             lines, write_fd = Lines(os.dup(connection.fileno())), os.dup(connection.fileno())
             front = self._add(lines, write_fd, hello["marker"], owns=owns, head=hello["head"], name=hello["head_name"])
         assert self._agent is not None
-        front.tell(frames.ATTACHED, pid=self._agent.pid, by=owner.head_name if owner else "")
+        # All that is kept goes out again, from byte `begins` of the output on. The head passes over what it has had:
+        # it knows up to where, and one that comes for the first time begins where the last one went away.
+        begins = self._num_bytes - len(self._kept)
+        by = owner.head_name if owner else ""
+        front.tell(frames.ATTACHED, pid=self._agent.pid, by=by, begins=begins, unheard=self._unheard)
         if owns:
             front.outlet.write(bytes(self._kept))
-            self._kept.clear()
 
 
 def hello(order: NodeOrder, *, owns: bool) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__
-from launcher.errors import UserError
+from launcher.errors import PreflightRefused, UserError
 from launcher.platforms.told import NODE_VARIABLE
 
 STDIN = "-"
@@ -32,6 +32,14 @@ _OF_LAUNCH_PY = (
     "MASTER_PORT",
     "CUDA_VISIBLE_DEVICES",
 )
+
+
+class OtherVersion(PreflightRefused):
+    """The head runs another version: trying again changes nothing. `marker` begins what is said to that head."""
+
+    def __init__(self, message: str, marker: str) -> None:
+        super().__init__(message)
+        self.marker = marker
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,9 @@ class NodeOrder:
             fields = json.loads(line.decode("utf-8", "surrogateescape"))
             version = fields["version"]
             if version != __version__:
-                raise UserError(
-                    f"the head runs ftlaunch {version}, this machine has {__version__}: install the same on both"
+                raise OtherVersion(
+                    f"the head runs ftlaunch {version}, this machine has {__version__}: install the same on both",
+                    str(fields["marker"]),
                 )
             return cls(**{**fields, "places": tuple(fields["places"]), "agent": tuple(fields["agent"])})
         except (ValueError, KeyError, TypeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -25,7 +26,10 @@ ANSWER_S = 60.0
 BUSY_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 30.0
 _ORDER_LIMIT = 32 << 20
+_SSH_FAILED = 255
 _KEPT_LINES = 20
+_AGAIN_AFTER_S = 300.0  # one kind of trouble is told again
+_LAST_LINE_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,19 @@ class RemoteNode:
         self.is_wanted = True  # an agent is to be started where none runs
         self._loop, self._screen, self._changed = loop, screen, changed
         self._ssh: _Ssh | None = None
+        self.trouble = ""  # why no agent could be started when it was tried last
+        self.last_line = ""  # of the agent, or why there is none: its error where it has named one
+        self._pid = 0  # of the agent whose output `_num_bytes` counts
+        self._num_bytes = 0
+        self._had_to = 0  # what comes again up to here has been shown
+        self._heard_at = ""
         self._failures = 0
-        self._said = ""
+        self._said: dict[str, float] = {}  # when each kind of trouble was said
+
+    @property
+    def final_code(self) -> int | None:
+        """The exit code after which no agent is started here any more; none after a stop."""
+        return self.last_code if self.last_code in FINAL_CODES and not self.stopping else None
 
     @property
     def shown(self) -> str:
@@ -113,7 +128,11 @@ class RemoteNode:
     def _hear(self, line: bytes) -> None:
         found = frames.parse_frame(self.task.marker, line)
         if found is None:
-            self._screen.show(self.task.name, line)
+            self._num_bytes += len(line) + 1
+            if self._num_bytes > self._had_to:
+                self._heard_at = time.strftime("%H:%M:%S")
+                self._screen.show(self.task.name, line)
+                self._remember(line)
             return
         kind = found["kind"]
         if kind in (frames.STARTED, frames.ATTACHED):
@@ -130,15 +149,45 @@ class RemoteNode:
         elif kind == frames.FAILED:
             self._end_ssh()
             self._fail(str(found["why"]))
+        elif kind == frames.REFUSED:
+            self._refused(str(found["why"]), int(found["code"]))
+
+    def _go_on_reading(self, pid: int, begins: int, unheard: int) -> None:
+        """The agent's newest output comes again; see AgentHost._accept."""
+        is_known = pid == self._pid
+        self._had_to = self._num_bytes if is_known else unheard
+        self._pid, self._num_bytes = pid, begins
+        if begins > self._had_to:
+            since = f" from {self._heard_at} on" if is_known and self._heard_at else ""
+            self._screen.say(
+                f"{self.shown}: {begins - self._had_to} bytes of its output{since} were not received; its own records "
+                f"are in the output folder: ftlaunch/events/{self.task.name}.jsonl and ftlaunch/logs/"
+            )
+
+    def _remember(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").strip()[:_LAST_LINE_CHARS]
+        if text and not (_is_error(self.last_line) and not _is_error(text)):
+            self.last_line = text
+
+    def _refused(self, why: str, code: int) -> None:
+        self._end_ssh()
+        self.may_live = self.is_busy = False
+        self.last_code, self.last_line, self.trouble = code, why, ""
+        self._screen.say(f"{self.shown}: {why}. It is not tried again")
+        self._over()
 
     def _held(self, attached: bool, found: dict[str, object]) -> None:
         self.state = State.HELD
         self.is_busy = False
         self.may_live = True
-        self._said = ""
+        self.trouble = ""
+        self._said.clear()
         if attached:
             self._screen.say(f"{self.shown}: its agent runs already (pid {found['pid']}); connected to it")
+            self._go_on_reading(int(str(found["pid"])), int(str(found["begins"])), int(str(found["unheard"])))
         else:
+            self.last_line = ""
+            self._pid, self._num_bytes, self._had_to = int(str(found["pid"])), 0, 0
             self._screen.say(f"{self.shown}: agent started (pid {found['pid']})")
         if self.stopping and self._ssh is not None:
             self._ssh.write(frames.stop_line(self.stopping))
@@ -153,10 +202,11 @@ class RemoteNode:
         self.last_code = code
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         if code in FINAL_CODES or self.stopping or not self.is_wanted:
-            self._screen.say(f"{self.shown}: agent {how}")
+            again = "" if code == 0 or code not in FINAL_CODES or self.stopping else "; it is not started again"
+            self._screen.say(f"{self.shown}: agent {how}{again}")
             self._over()
             return
-        self._pause(self._next_pause_s(), f"agent {how}; starting it again")
+        self._pause(self._next_pause_s(), "ended", f"agent {how}; starting it again")
 
     def _busy(self, by: str) -> None:
         if self.stopping:
@@ -165,7 +215,8 @@ class RemoteNode:
             return
         self._failures = 0
         self.is_busy = True
-        self._pause(BUSY_PAUSE_S, f"its agent runs already, under {by}: left alone")
+        self.trouble = ""
+        self._pause(BUSY_PAUSE_S, "busy", f"its agent runs already, under {by}: left alone")
 
     def _too_slow(self, ssh: _Ssh) -> None:
         if self._ssh is ssh and self.state is State.CONNECTING:
@@ -180,30 +231,40 @@ class RemoteNode:
         if was_held:
             self._failures = 0
             self._pause(
-                1.0, f"the connection is lost ({words or _why(code)}); its agent goes on by itself. Connecting again"
+                1.0,
+                "lost",
+                f"the connection is lost ({words or _why(code)}); if its agent lives, it goes on. Connecting again",
             )
         else:
-            self._fail(words or _why(code))
+            self._fail(words or _why(code), _kind_of(words) if code == _SSH_FAILED else "")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, kind: str = "") -> None:
+        """`kind`: of what ssh says in many words while a machine goes and comes; else every other `why` is one."""
         self.is_busy = False
+        self.trouble = why
         if not self.may_live and (self.stopping or not self.is_wanted):
             self._over()
             return
         pause_s = self._next_pause_s()
-        self._pause(pause_s, f"no agent could be started: {why}\ntry: {self.task.try_command}\ntrying again")
+        self._pause(
+            pause_s, kind or why, f"no agent could be started: {why}\ntry: {self.task.try_command}\ntrying again"
+        )
 
     def _next_pause_s(self) -> float:
         self._failures += 1
         return float(min(LONGEST_PAUSE_S, 2.0 ** (self._failures - 1)))
 
-    def _pause(self, seconds: float, why: str) -> None:
-        """The same words are said once, however often it is tried."""
+    def _pause(self, seconds: float, kind: str, why: str) -> None:
+        """One kind of trouble is said once, and again in one line after five minutes, however often it is tried."""
         self.state = State.PAUSING
-        if why != self._said:
-            self._said = why
-            first, *others = why.splitlines()
+        first, *others = why.splitlines()
+        now = time.monotonic()
+        if kind not in self._said:
             self._screen.say("\n".join([f"{self.shown}: {first}", *(f"    {line}" for line in others)]))
+            self._said[kind] = now
+        elif kind != "busy" and now - self._said[kind] > _AGAIN_AFTER_S:
+            self._screen.say(f"{self.shown}: still {first}")
+            self._said[kind] = now
         self._loop.set_bound(f"connect {self.task.name}", seconds, self.connect)
         self._changed()
 
@@ -306,10 +367,21 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def _is_error(line: str) -> bool:
+    return line.startswith("ftlaunch") and " error: " in line
+
+
+def _kind_of(words: str) -> str:
+    """A machine that goes and comes is "timed out", "No route to host", "Connection refused": one kind."""
+    if any(text in words for text in ("Permission denied", "Host key verification", "HOST IDENTIFICATION")):
+        return "login"
+    return "name" if "resolve hostname" in words else "unreachable"
+
+
 def _why(code: int | None) -> str:
     if code is None:
         return "the far end closed it"
     if code < 0:
         return f"ssh was killed by {_signal_name(-code)}"
-    known = {127: "the interpreter is not there", 126: "the interpreter cannot be run", 255: "ssh failed"}
+    known = {127: "the interpreter is not there", 126: "the interpreter cannot be run", _SSH_FAILED: "ssh failed"}
     return f"ssh ended with {code}" + (f": {known[code]}" if code in known else "")

@@ -34,7 +34,16 @@ def main() -> int:
                 head.start()
                 folder = Path(job.config.output_dir)
                 console.say("own agent runs")
-                code = stand_in_agent.obey(folder / "own.end", folder / "own.say", signals, head.look_after)
+                told: list[str] = []
+
+                def tick() -> None:
+                    head.look_after()
+                    end = head.final_end()
+                    if end is not None and not told:
+                        told.append("final end: {} {} {}".format(*end))
+                        console.say(told[0])
+
+                code = stand_in_agent.obey(folder / "own.end", folder / "own.say", signals, tick)
             else:
                 code = head.follow()
             head.ended(code)

@@ -201,7 +201,8 @@ def test_agents_that_are_killed_or_stopped_start_again_and_those_that_failed_do_
     run.agent(1, other_than=killed)
     failed = run.agent(2, other_than=stopped)["pid"]
     run.end("n2", 1)
-    start.sees(r"n2 \(node2\): agent ended with exit code 1$(?m)".replace("(?m)", "\\n"))
+    start.sees(r"n2 \(node2\): agent ended with exit code 1; it is not started again")
+    start.sees(r"final end: n2 \(node2\) 1 agent of n2 is here")
     time.sleep(2.5)
     assert run.agent(2)["pid"] == failed
     run.end("own", 1)
@@ -264,7 +265,7 @@ def test_an_agent_outlives_its_connection_and_the_head_finds_it_again(three_node
     pid = run.agent(1)["pid"]
     start.sees(r"n1 \(node1\): agent started")
     three_nodes.nodes[1].cut()
-    start.sees(r"n1 \(node1\): the connection is lost \(.*\); its agent goes on by itself")
+    start.sees(r"n1 \(node1\): the connection is lost \(.*\); if its agent lives, it goes on")
     three_nodes.nodes[1].mend()
     start.sees(rf"n1 \(node1\): its agent runs already \(pid {pid}\); connected to it")
     run.say(1, "heard again")
@@ -345,7 +346,7 @@ def test_what_does_not_end_after_the_run_is_named_and_left(two_nodes: TestCluste
 def test_a_head_outside_the_list_ends_as_its_nodes_do(
     three_nodes: TestCluster, tmp_path: Path, codes: tuple[int, int], expected: int
 ) -> None:
-    run = Run(three_nodes, tmp_path, hosts=["node1", "node2"])
+    run = Run(three_nodes, tmp_path, hosts=["node1", "node2"], nodes="1:2")
     start = run.start(three_nodes.nodes[0])
     for rank, code in enumerate(codes):
         run.agent(rank)
@@ -354,12 +355,45 @@ def test_a_head_outside_the_list_ends_as_its_nodes_do(
     assert "own agent" not in start.text
 
 
+def test_a_head_outside_the_list_ends_when_one_of_a_fixed_number_is_refused(
+    three_nodes: TestCluster, tmp_path: Path
+) -> None:
+    run = Run(three_nodes, tmp_path, hosts=["node1", "node2"])
+    start = run.start(three_nodes.nodes[0])
+    other = run.agent(1)["pid"]
+    run.agent(0)
+    start.sees(r"n1 \(node2\): agent started")
+    run.end("n0", 3)
+    start.ends(3)
+    start.sees(r"n0 \(node1\) has ended and every node is needed: stopping n1 \(node2\)")
+    start.sees(r"\[n1\] got SIGTERM")
+    assert not alive(other)
+
+
+def test_agents_that_wait_for_one_that_is_refused_are_stopped_after_the_heads_own(
+    three_nodes: TestCluster, tmp_path: Path
+) -> None:
+    run = Run(three_nodes, tmp_path)
+    start = run.start(three_nodes.nodes[0])
+    other = run.agent(2)["pid"]
+    run.agent(1)
+    start.sees(r"n2 \(node2\): agent started")
+    run.end("n1", 3)
+    start.sees(r"final end: n1 \(node1\) 3 agent of n1 is here")
+    run.end("own", 3)
+    start.ends(3)
+    start.sees(r"n1 \(node1\) has ended and every node is needed: stopping n2 \(node2\)")
+    assert not alive(other)
+
+
 def test_a_head_outside_the_list_gives_up_when_no_machine_can_be_had(two_nodes: TestCluster, tmp_path: Path) -> None:
     two_nodes.nodes[1].kill_all()
     run = Run(two_nodes, tmp_path, hosts=["node1"], wait_seconds=2)
     start = run.start(two_nodes.nodes[0])
     start.ends(138)
-    start.sees(r"no node has had an agent for 2 s \(cluster.wait_seconds\)")
+    start.sees(
+        r"no node has had an agent for 2 s \(cluster.wait_seconds\)\nftlaunch: n0 \(node1\): ssh: connect to host"
+    )
 
 
 def test_the_same_command_on_every_machine_leaves_each_its_own(two_nodes: TestCluster, tmp_path: Path) -> None:

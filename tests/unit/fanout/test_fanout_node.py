@@ -161,7 +161,9 @@ def test_a_stop_is_the_same_signal_and_the_end_of_the_connection_is_none(
     (tmp_path / "say").touch()
     wait_for(tmp_path / "said")
     again = connect(replace(order, marker="fedcba9876543210", head="second", head_name="the second head"))
-    assert again.frame() == {"kind": frames.ATTACHED, "pid": pid, "by": ""}
+    # "here" comes again too: a head that had it passes over it, and a new one begins at `unheard`.
+    assert again.frame() == {"kind": frames.ATTACHED, "pid": pid, "by": "", "begins": 0, "unheard": len(b"here\n")}
+    assert again.line() == b"here"
     assert again.line() == b"said", "what was said meanwhile"
     again.tell(frames.stop_line("SIGTERM"))
     assert again.frame() == {"kind": frames.ENDED, "code": 138}
@@ -208,7 +210,8 @@ def test_another_head_is_told_who_is_there_and_the_same_one_takes_over(connect: 
     other = connect(replace(order, head="second"))
     assert other.frame() == {"kind": frames.BUSY, "by": "the first head"}
     again = connect(order)
-    assert again.frame() == {"kind": frames.ATTACHED, "pid": pid, "by": "the first head"}
+    found = again.frame()
+    assert (found["kind"], found["pid"], found["by"]) == (frames.ATTACHED, pid, "the first head")
     again.tell(frames.stop_line("SIGTERM"))
     assert again.frame() == {"kind": frames.ENDED, "code": 138}
 
@@ -222,7 +225,15 @@ def test_a_head_that_has_fallen_silent_is_replaced(connect: Starts, order: NodeO
         time.sleep(0.4)
     assert connect(other).frame()["kind"] == frames.BUSY
     time.sleep(2.6)  # and a tick of the loop
-    assert connect(other).frame() == {"kind": frames.ATTACHED, "pid": pid, "by": ""}
+    found = connect(other).frame()
+    assert (found["kind"], found["pid"], found["by"]) == (frames.ATTACHED, pid, "")
+
+
+def test_another_version_is_refused_for_good(connect: Starts, order: NodeOrder) -> None:
+    head = connect(replace(order, version="0.0.1"))
+    found = head.frame()
+    assert (found["kind"], found["code"]) == (frames.REFUSED, 3)
+    assert "the head runs ftlaunch 0.0.1, this machine has " in found["why"]
 
 
 def test_where_none_runs_none_is_started_when_only_looking(connect: Starts, order: NodeOrder, tmp_path: Path) -> None:
