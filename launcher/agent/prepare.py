@@ -9,6 +9,8 @@ from pathlib import Path
 
 from launcher.agent.completion import finished_already
 from launcher.agent.generation import port_is_free
+from launcher.agent.living import agents_of, epoch_of
+from launcher.agent.run_lock import lives_here
 from launcher.checkpoint.choose import choose_checkpoint
 from launcher.checkpoint.manifest import Manifest
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
@@ -18,9 +20,10 @@ from launcher.config.models import ClusterConfig, JobConfig
 from launcher.host.facts import HostFacts, read_host_facts
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts, read_model_facts
-from launcher.plan.network import choose_network
+from launcher.plan.network import choose_network, hosts_of
 from launcher.platforms.detect import Asked, detect_place, refuse_nesting
 from launcher.platforms.outside import real_outside
+from launcher.preflight.check_hosts import check_hosts
 from launcher.preflight.checks import run_checks
 from launcher.preflight.finding import Finding
 from launcher.preflight.inputs import PreflightInputs
@@ -81,8 +84,9 @@ def prepare(
         earlier.identity if earlier else {},
         earlier.batch_of_run if earlier else None,
     )
-    # A head that is no node is not judged: it trains nothing.
-    findings = () if plan.is_head_only else run_checks(preflight_inputs(job, facts, plan, environ))
+    # A head that is no node is not judged itself: it trains nothing.
+    inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
+    findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
     return Prepared(job, facts, plan, findings, tuple(overrides))
 
 
@@ -107,6 +111,19 @@ def asked_of(cluster: ClusterConfig) -> Asked:
     )
 
 
+def _hosts_of_a_head(plan: LaunchPlan) -> tuple[Finding, ...]:
+    network, hosts = plan.network, hosts_of(plan.place)
+    known = dict(zip(hosts, network.nodes, strict=True)) if network.nodes else {}
+    return check_hosts(hosts, {host: ip for host, ip in known.items() if host not in network.unresolved})
+
+
+def own_agent_here(output_dir: Path) -> str:
+    """`n1, pid 7` where an agent of the run in this folder is alive on this machine, else ""."""
+    epoch = epoch_of(output_dir, {})
+    agents = [] if epoch is None else agents_of(output_dir, epoch, "")
+    return next((f"{agent.node}, pid {agent.pid}" for agent in agents if lives_here(agent.holder)), "")
+
+
 _FIXED_BYTES = 16 * 2**20  # of a checkpoint: tokenizer, random states, scripts, trainer state
 
 
@@ -127,6 +144,7 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         port_free=port_is_free(network.master_addr, port) if port is not None and listens_there else None,
         agent_port=agent_port,
         agent_port_free=port_is_free("0.0.0.0", agent_port) if agent_port is not None else None,
+        agent_here=own_agent_here(Path(config.output_dir)) if agent_port is not None else "",
         disk_needed_bytes=_disk_needed(config, plan),
         memory_needed_bytes=_host_memory_needed(plan),
         env={**environ, **config.env},

@@ -20,13 +20,17 @@ def main(options: argparse.Namespace) -> int:
         document = {
             "v": 1,
             "refused": refused or unresumable is not None,
+            "head_only": prepared.plan.is_head_only,
             "findings": [finding.to_json(os.environ) for finding in prepared.findings],
             "resume": str(unresumable) if unresumable else prepared.resume_preview(),
         }
         print(json.dumps(document, ensure_ascii=False, indent=2))
     else:
         if prepared.plan.is_head_only:
-            print("this machine is none of the nodes and trains nothing: run ftlaunch check on a node")
+            print(
+                "this machine is none of the nodes: it trains nothing, and nothing of it is checked but whether it "
+                "knows the hosts; run ftlaunch check on a node for the rest"
+            )
         print(render_table(prepared.findings, os.environ))
     if refused:
         return int(ExitCode.REFUSED)

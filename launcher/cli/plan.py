@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shlex
@@ -15,7 +16,8 @@ from launcher.diagnose.redact import HIDDEN, redact_environ, redact_text
 from launcher.fanout.plan import plan_fan_out
 from launcher.plan.decisions import Chosen
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.meeting import node_name
+from launcher.plan.meeting import Meeting, node_name, plan_meeting
+from launcher.platforms.table import BY_HAND, PLATFORMS
 from launcher.preflight.finding import show_bytes
 
 
@@ -31,6 +33,7 @@ def main(options: argparse.Namespace) -> int:
 def to_json(prepared: Prepared) -> dict[str, Any]:
     job, plan = prepared.job, prepared.plan
     document = plan.to_json()
+    meeting = _meeting(prepared)
     return {
         "v": 1,
         "config": shown_config(job.config),
@@ -38,8 +41,13 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
         "origin": {key: vars(origin) for key, origin in job.origin.items()},
         **{key: document[key] for key in ("place", "device", "num_ranks", "precision", "zero_stage")},
         **{key: document[key] for key in ("gradient_checkpointing", "lora_target_modules", "network", "model")},
-        "nodes": {"most": plan.num_nodes, "fewest": plan.min_nodes, "this": node_name(plan.place)},
-        "meeting": document["meeting"],
+        "nodes": {
+            "most": plan.num_nodes,
+            "fewest": plan.min_nodes,
+            "this": node_name(plan.place),
+            "origin": _nodes_origin(prepared),
+        },
+        "meeting": dataclasses.asdict(meeting) if meeting else None,
         "batch": [size._asdict() for size in batch_sizes(plan)],
         "environment": [{**variable, "value": shown(variable)} for variable in document["variables"]],
         "hostfile": plan.hostfile,
@@ -105,7 +113,7 @@ def render(prepared: Prepared) -> Iterator[str]:
     for name, choice in chosen.items():
         value = ", ".join(choice.value) if isinstance(choice.value, tuple) else choice.value
         yield f"  {name + ':':24}{value}  <- {choice.by}: {choice.reason}"
-    yield from _network(plan)
+    yield from _network(prepared)
     yield from (f"  {_batch_title(plan, batch) + ':':24}{_batch(plan, batch)}" for batch in batch_sizes(plan))
     forecast = "unknown: the model's shape is not known before it is loaded"
     if plan.memory_forecast_bytes is not None:
@@ -119,6 +127,9 @@ def render(prepared: Prepared) -> Iterator[str]:
     yield "settings and their origin"
     settings = shown_config(job.config)
     for key, origin in job.origin.items():
+        if key == "cluster.nodes" and origin.kind == "default" and plan.num_nodes > 1:
+            yield f"  {key}: {plan.place.shown_nodes}  <- {_nodes_origin(prepared)}"
+            continue
         yield f"  {key}: {_value(settings, key)}  <- {_origin(origin)}"
     yield ""
     yield "environment of the ranks"
@@ -136,14 +147,35 @@ def render(prepared: Prepared) -> Iterator[str]:
     yield from _commands(prepared)
 
 
-def _network(plan: LaunchPlan) -> Iterator[str]:
-    network, meeting = plan.network, plan.meeting
+def _meeting(prepared: Prepared) -> Meeting | None:
+    """Of a head that is none of the nodes: what it takes for granted of theirs."""
+    plan = prepared.plan
+    if plan.meeting is None and plan.is_head_only and plan.num_nodes > 1:
+        return plan_meeting(prepared.job.config, plan.place, plan.network, os.environ)
+    return plan.meeting
+
+
+def _nodes_origin(prepared: Prepared) -> str:
+    """Who says how many nodes there are."""
+    place, given = prepared.plan.place, prepared.job.origin.get("cluster.nodes")
+    if given is not None and given.kind != "default":  # one that follows from cluster.hosts is no wish of its own
+        return f"cluster.nodes ({_origin(given)})"
+    if place.platform == "hostfile":
+        return f"the hosts of {place.shown_evidence.removeprefix('hostfile=')}"
+    counts = {name for row in (*PLATFORMS, BY_HAND) if row.name == place.platform for name in row.num_nodes}
+    said = ", ".join(f"{name}={value}" for name, value in place.evidence if name in counts)
+    return said or (place.shown_evidence if place.platform == "cluster.hosts" else place.platform)
+
+
+def _network(prepared: Prepared) -> Iterator[str]:
+    plan, network, meeting = prepared.plan, prepared.plan.network, _meeting(prepared)
     if plan.num_nodes == 1 or meeting is None:
         yield f"  {'network:':24}{network.interface}, master {network.master_addr}  <- {network.reason}"
         return
     fewer = f", goes on with {plan.min_nodes} or more" if plan.min_nodes < plan.num_nodes else ""
-    yield f"  {'nodes:':24}{plan.num_nodes}{fewer}"
-    yield f"  {'this node:':24}{meeting.name} at {meeting.address}"
+    yield f"  {'nodes:':24}{plan.num_nodes}{fewer}  <- {_nodes_origin(prepared)}"
+    here = "none of them; it only starts ftlaunch on them"
+    yield f"  {'this node:':24}{here if plan.is_head_only else f'{meeting.name} at {meeting.address}'}"
     yield f"  {'network:':24}{network.interface}, {network.node_ip}  <- {network.reason}"
     seeds = [host for host, _ in meeting.seeds]
     shown = ", ".join(seeds[:8]) + (f" and {len(seeds) - 8} more" if len(seeds) > 8 else "")

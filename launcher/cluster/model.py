@@ -95,13 +95,15 @@ class Identity:
         """In words, this side's value first ("here"); empty when the two agree."""
         if self == other:
             return []
-        found = [] if self.job_sha == other.job_sha else [f"job.yaml: {self.job_sha} here, {other.job_sha} there"]
+        found: list[str] = []
         for mine, theirs in ((self.versions, other.versions), (self.contract, other.contract)):
             found += [
                 f"{key}: {mine.get(key, 'none')} here, {theirs.get(key, 'none')} there"
                 for key in sorted({*mine, *theirs})
                 if mine.get(key) != theirs.get(key)
             ]
+        if self.job_sha != other.job_sha and not any(words.startswith("job.yaml, ") for words in found):
+            found.insert(0, f"job.yaml: {self.job_sha}, not {other.job_sha}")  # no single key shows it
         return found
 
 

@@ -94,7 +94,14 @@ def _nodes(given: Mapping[str, Any]) -> Iterator[Mistake]:
     key: KeyPath = ("cluster", "nodes")
     if fewest.isdigit() and most.isdigit() and int(fewest) > int(most):
         yield Mistake(key, f"is {fewest}:{most}, MIN above MAX", remedy=f'write "{most}:{fewest}"')
-    hosts = cluster.get("hosts")
+    hosts, hostfile = cluster.get("hosts"), cluster.get("hostfile")
+    if hosts and hostfile is not None:
+        yield Mistake(
+            ("cluster", "hostfile"),
+            "is given together with cluster.hosts",
+            accepted="the machines' names in one place: hosts, or hostfile",
+            remedy="remove one of the two",
+        )
     if not isinstance(hosts, list) or not hosts:
         return
     twice = sorted({str(host) for host in hosts if hosts.count(host) > 1})
@@ -102,8 +109,13 @@ def _nodes(given: Mapping[str, Any]) -> Iterator[Mistake]:
         yield Mistake(("cluster", "hosts"), f"names {', '.join(twice)} twice", remedy="name each host once")
     wanted = most or fewest
     if wanted.isdigit() and int(wanted) > len(hosts):
-        remedy = f"add the missing hosts, or write nodes: {len(hosts)}"
+        remedy = f"add the missing hosts, or write nodes: {_at_most(len(hosts), fewest, most)}"
         yield Mistake(key, f"asks for {wanted} nodes, but cluster.hosts names {len(hosts)}", remedy=remedy)
+
+
+def _at_most(num_hosts: int, fewest: str, most: str) -> str:
+    """`1:2` of `1:3` where two hosts are named."""
+    return f'"{fewest}:{num_hosts}"' if most and fewest.isdigit() and int(fewest) < num_hosts else str(num_hosts)
 
 
 def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

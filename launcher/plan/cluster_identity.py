@@ -1,17 +1,20 @@
 """What must be the same on every node, or they would train different things, or not at all.
 
-Each entry is a key and a value in words: a node that is not let in shows them as `precision: fp16, not bf16`. Left out
-is what may differ from node to node: driver, kernel, C library, CPU, Python's patch release, the network interface.
+Each entry is a key and a value in words: a node that is not let in shows them as `precision: fp16, not bf16` and
+`job.yaml, training.learning_rate: 0.02, not 0.01`. Left out is what may differ from node to node: driver, kernel, C
+library, CPU, Python's patch release, the network interface.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.cluster.model import Identity
 from launcher.config.load import LoadedJob
+from launcher.diagnose.redact import is_secret_name, redact_text
 from launcher.host.facts import HostFacts
 from launcher.plan.launch_plan import LaunchPlan
 
@@ -20,6 +23,8 @@ _PACKAGES = ("ftlaunch", "torch", "deepspeed", "transformers", "peft", "accelera
 # Of the section cluster: how this one node is reached, started and let in.
 _OF_THE_NODE = ("interface", "launcher", "hostfile", "hosts", "token")
 _NOT_COMPARED = ("check",)  # which findings a node leaves out is its own business
+_MAY_HOLD_SECRETS = ("env", "command")  # shown to nobody: a digest says whether they are the same
+_SHOWN_LENGTH = 60
 
 
 def cluster_identity(job: LoadedJob, plan: LaunchPlan, facts: HostFacts, folder_id: str = "") -> Identity:
@@ -29,7 +34,7 @@ def cluster_identity(job: LoadedJob, plan: LaunchPlan, facts: HostFacts, folder_
         job_sha=_sha(settings, 16),
         versions=_versions(job, facts),
         contract=_contract(job, plan, folder_id)
-        | {f"job.yaml, {key}": _shown(value) for key, value in settings.items()},
+        | {f"job.yaml, {key}": _shown(key, value) for key, value in _leaves(settings)},
     )
 
 
@@ -82,9 +87,23 @@ def _contract(job: LoadedJob, plan: LaunchPlan, folder_id: str) -> dict[str, str
     return {key: str(value) for key, value in said.items()}
 
 
-def _shown(value: Any) -> str:
-    """A single value as it is; of a section only whether it is the same (it may hold secrets)."""
-    return value if isinstance(value, str) else _sha(value, 8)
+def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of each setting, lists whole. What is null says nothing."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        elif value is not None:
+            yield f"{above}{name}", value
+
+
+def _shown(key: str, value: Any) -> str:
+    """The value in one line, as job.yaml could have it; of a long one the beginning and a digest of the whole."""
+    text = value if isinstance(value, str) and value and value.isprintable() else json.dumps(value, ensure_ascii=False)
+    if key.partition(".")[0] in _MAY_HOLD_SECRETS or is_secret_name(key) or redact_text(text) != text:
+        return _sha(value, 8)
+    if len(text) > _SHOWN_LENGTH:
+        return f"{text[: _SHOWN_LENGTH - 15]}... ({_sha(value, 8)})"
+    return text
 
 
 def _sha(value: Any, digits: int) -> str:

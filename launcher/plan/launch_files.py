@@ -12,14 +12,17 @@ from launcher.plan.environment import Variable
 _NOT_FOR_OTHER_NODES = frozenset({"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
 
 
-def hostfile_text(nodes: Sequence[tuple[str, int]]) -> str:
-    """One `IP slots=N` line a node, in node order. DeepSpeed refuses the same host twice, so that is an error here
-    too."""
+def hostfile_text(nodes: Sequence[tuple[str, int]], names: Sequence[str] = ()) -> str:
+    """One `IP slots=N` line a node, in node order. Two nodes at one address cannot be told apart, by DeepSpeed or by
+    the agents: refused, with what the list of machines calls them (`names`, in the same order)."""
     addresses = [address for address, _ in nodes]
     doubled = sorted({address for address in addresses if addresses.count(address) > 1})
     if doubled:
+        same = [index for index, address in enumerate(addresses) if address == doubled[0]]
+        who = " and ".join(names[index] if index < len(names) else f"n{index}" for index in same)
         raise UserError(
-            f"two nodes have the address {doubled[0]}; DeepSpeed's hostfile needs one address for each node"
+            f"{who} are one machine: both have the address {doubled[0]}. Name each machine once; where they are two, "
+            f"correct the addresses (name server, /etc/hosts)."
         )
     return "".join(f"{address} slots={slots}\n" for address, slots in nodes)
 

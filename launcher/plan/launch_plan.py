@@ -36,6 +36,7 @@ from launcher.plan.environment import (
 from launcher.plan.launch_files import deepspeed_env_text, hostfile_text
 from launcher.plan.meeting import Meeting, plan_meeting
 from launcher.plan.model_facts import ModelFacts
+from launcher.plan.network import hosts_of
 from launcher.plan.spec import global_batch_of
 from launcher.platforms.detect import Place
 
@@ -152,7 +153,9 @@ def make_plan(
         network=network,
         variables=variables,
         ds_config=ds_config,
-        hostfile=hostfile_text([(node, num_ranks.value) for node in network.nodes or (network.node_ip,)]),
+        hostfile=hostfile_text(
+            [(node, num_ranks.value) for node in network.nodes or (network.node_ip,)], hosts_of(place)
+        ),
         deepspeed_env=deepspeed_env_text(variables if place.max_nodes == 1 else _for_every_node(variables)),
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
@@ -235,11 +238,13 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
             f"{job.path}: command: wrapping a trainer of yours is not in this version; use model, data, training"
         )
     if place.node_rank is None and (config.cluster.launcher == "none" or not place.hosts):
-        why = "cluster.launcher: none leaves it to you" if place.hosts else "their names are not known here"
+        why, remedy = "their names are not known here", "write cluster.launcher: ssh and cluster.hosts"
+        if place.hosts:
+            why = "cluster.launcher: none leaves it to you"
+            remedy = "remove cluster.launcher: then this machine starts it over ssh"
         raise UserError(
             f"{place.platform}: this machine is none of the nodes ({place.shown_evidence}) and could only start "
-            f"ftlaunch on them, but {why}. Run ftlaunch on each node itself, or write cluster.launcher: ssh and "
-            f"cluster.hosts."
+            f"ftlaunch on them, but {why}. Run the same command on each node itself, or {remedy}."
         )
     for name in config.env:
         if name in NEVER_PASSED_ON or name.startswith("FTLAUNCH_"):

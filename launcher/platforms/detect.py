@@ -12,7 +12,7 @@ from dataclasses import replace
 from launcher.errors import UserError
 from launcher.platforms.nesting import refuse_nesting
 from launcher.platforms.nodelist import read_hostfile
-from launcher.platforms.place import Asked, Outside, Place, Sight, show_nodes
+from launcher.platforms.place import Asked, Nodes, Outside, Place, Sight, show_nodes
 from launcher.platforms.readers import index_of_this_machine
 from launcher.platforms.row import Platform
 from launcher.platforms.table import BY_HAND, PLATFORMS
@@ -120,22 +120,21 @@ def _listed(sight: Sight) -> Place:
     if asked.hostfile is not None:
         text = sight.outside.read_text(asked.hostfile)
         if text is None:
-            raise UserError(f"the hostfile {asked.hostfile} cannot be read")
-        lines = read_hostfile(text, asked.hostfile)
-        listed = tuple(host for host, _ in lines)
-        if hosts and hosts != listed:
+            why = sight.outside.why_unreadable(asked.hostfile)
             raise UserError(
-                f"cluster.hosts names {', '.join(hosts)}, the hostfile {asked.hostfile} names {', '.join(listed)}. "
-                f"Keep one of the two."
+                f"cluster.hostfile: {asked.hostfile}: {why}. Give the path of a file with a line HOST slots=N for each "
+                f"machine, which this machine can read."
             )
-        hosts, slots = listed, _common_slots(lines, asked)
+        lines = read_hostfile(text, asked.hostfile)
+        hosts, slots = tuple(host for host, _ in lines), _common_slots(lines, asked)
         evidence = (("hostfile", asked.hostfile),)
     addresses = tuple(host.rpartition("@")[2] for host in hosts)
     most = asked.num_nodes[1] if isinstance(asked.num_nodes, tuple) else asked.num_nodes or 1
     if most > len(hosts):
         raise UserError(
             f"cluster.nodes asks for {show_nodes(asked.num_nodes or 1)} nodes, but {asked.hostfile or 'cluster.hosts'} "
-            f"names {len(hosts)}: {', '.join(hosts)}. Add the missing hosts, or ask for fewer nodes."
+            f"names {len(hosts)}: {', '.join(hosts)}. Add the missing hosts, or write cluster.nodes: "
+            f"{show_nodes(_at_most(len(hosts), asked.num_nodes))}."
         )
     if asked.num_nodes == 1 < len(hosts):
         raise UserError(
@@ -154,6 +153,11 @@ def _listed(sight: Sight) -> Place:
         hosts=hosts,
         evidence=evidence,
     )
+
+
+def _at_most(num_hosts: int, asked: Nodes | None) -> Nodes:
+    """(1, 2) of (1, 3) where two hosts are named."""
+    return (asked[0], num_hosts) if isinstance(asked, tuple) and asked[0] < num_hosts else num_hosts
 
 
 def _common_slots(lines: Sequence[tuple[str, int | None]], asked: Asked) -> int | None:

@@ -20,7 +20,7 @@ SCONTROL_S = 10.0
 
 
 def real_outside() -> Outside:
-    return Outside(_own_names(), _read_text, resolve_names, _scontrol)
+    return Outside(_own_names(), _read_text, resolve_names, _scontrol, _why_unreadable)
 
 
 def _own_names() -> frozenset[str]:
@@ -32,6 +32,16 @@ def _read_text(path: str) -> str | None:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _why_unreadable(path: str) -> str:
+    try:
+        Path(path).read_text("utf-8")
+    except OSError as error:
+        return (error.strerror or type(error).__name__).lower()
+    except UnicodeDecodeError as error:
+        return f"it is no text in UTF-8 (byte {error.start})"
+    return "it can be read now; try again"
 
 
 def resolve_names(names: Sequence[str]) -> Mapping[str, frozenset[str]]:

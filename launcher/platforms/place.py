@@ -59,6 +59,10 @@ def _nothing_there(path: str) -> str | None:
     return None
 
 
+def _no_reason(path: str) -> str:
+    return "it cannot be read"
+
+
 def _resolves_nothing(names: Sequence[str]) -> Mapping[str, frozenset[str]]:
     return {}
 
@@ -67,7 +71,8 @@ def _resolves_nothing(names: Sequence[str]) -> Mapping[str, frozenset[str]]:
 class Outside:
     """Where detection looks beyond the environment; `launcher/platforms/outside.py` has the real one.
 
-    `names`: host name and addresses of this machine. `read_text`: a file's text, None where it cannot be read.
+    `names`: host name and addresses of this machine. `read_text`: a file's text, None where it cannot be read;
+    `why_unreadable`: the reason then, in words.
     `resolve`: host name -> its addresses, without those that do not resolve in time. `scontrol`: a Slurm node list
     expanded by Slurm itself, one host a line; None where that does not work.
     """
@@ -76,6 +81,7 @@ class Outside:
     read_text: Callable[[str], str | None] = _nothing_there
     resolve: Callable[[Sequence[str]], Mapping[str, frozenset[str]]] = _resolves_nothing
     scontrol: Callable[[str], str | None] = _nothing_there
+    why_unreadable: Callable[[str], str] = _no_reason
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ def check_agent_port(inputs: PreflightInputs) -> tuple[Finding, ...]:
     port = inputs.agent_port
     if inputs.agent_port_free:
         return (Finding("net.agent_port", Severity.OK, f"{port} free", "free", Text("the port is free", "端口空闲")),)
+    if inputs.agent_here:
+        measured = f"{port} in use: this run's agent is here ({inputs.agent_here})"
+        own = Text("the run is going on on this node", "本任务正在本机上运行")
+        return (Finding("net.agent_port", Severity.OK, measured, "free", own),)
     message = Text(
         f"port {port} on this node is taken, and the nodes' agents meet there: another run, or an earlier start of "
         "this one",

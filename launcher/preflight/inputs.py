@@ -34,6 +34,7 @@ class PreflightInputs:
     port_free: bool | None = None  # None: this node does not listen there
     agent_port: int | None = None  # where the agents of several nodes meet
     agent_port_free: bool | None = None
+    agent_here: str = ""  # this run's own agent, where it lives on this machine already
     disk_needed_bytes: int | None = None
     memory_needed_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)  # what the user and the platform have set

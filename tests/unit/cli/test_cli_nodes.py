@@ -7,12 +7,15 @@ import re
 import shlex
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.agent.cluster_folder import ClusterFolder
+from tests.unit.agent.crowd import Child
 from tests.unit.host.namespaces import InNamespace, in_namespace
 
 __all__ = ["in_namespace"]
@@ -34,7 +37,7 @@ def test_a_worker_of_dlc_before_its_master_is_up(program: Program, job: Job) -> 
     done = program("plan", "--config", job("cluster: {nproc_per_node: 2}\n"), "--json", environ=DLC)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert plan["nodes"] == {"most": 2, "fewest": 2, "this": "n1"}
+    assert plan["nodes"] == {"most": 2, "fewest": 2, "this": "n1", "origin": "WORLD_SIZE=2"}
     meeting = plan["meeting"]
     assert meeting["seeds"] == [["dlc1a-master-0.invalid", 23456]]
     assert (meeting["agent_port"], meeting["token_source"]) == (23456, "output folder")
@@ -73,15 +76,43 @@ def test_a_machine_that_is_none_of_the_hosts(program: Program, job: Job) -> None
     path = job("cluster: {hosts: [192.0.2.77, 192.0.2.78]}\nprecision: fp16\n")
     text = program("plan", "--config", path).stdout
     assert "this machine is none of the nodes" in text
+    for words in (
+        "nodes:                  2  <- cluster.hosts=192.0.2.77, 192.0.2.78\n",
+        "this node:              none of them",
+        "agents meet:            at port 29430 of 192.0.2.77, 192.0.2.78  <- default",
+        "waits:                  600 s",
+        "token:                  from the output folder",
+        "  cluster.nodes: 2  <- cluster.hosts=192.0.2.77, 192.0.2.78\n",
+    ):
+        assert words in text
     assert "command on this machine; it starts ftlaunch over ssh" in text
     for name, host in (("n0", "192.0.2.77"), ("n1", "192.0.2.78")):
         assert re.search(rf"(?m)^  {name} \({host}\): ssh .* {host} ", text)
     done = program("check", "--config", path)
     assert done.returncode == 0, done.stderr
     assert "run ftlaunch check on a node" in done.stdout
+    assert "net.hosts        n1 (192.0.2.78): 192.0.2.78" in done.stdout
     done = program("plan", "--config", path, "--set", "cluster.launcher=none")
     assert done.returncode == 2
     assert "cluster.launcher: none leaves it to you" in done.stderr
+    assert "or remove cluster.launcher: then this machine starts it over ssh" in done.stderr
+
+
+def test_a_head_says_which_hosts_it_does_not_know(program: Program, job: Job) -> None:
+    path = job("cluster: {hosts: [192.0.2.77, no-such.invalid]}\n")
+    done = program("check", "--config", path, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["head_only"]
+    assert [(found["severity"], found["measured"]) for found in report["findings"]] == [
+        ("warning", "n1 (no-such.invalid): no address"),
+        ("ok", "n0 (192.0.2.77): 192.0.2.77"),
+    ]
+
+
+def test_the_number_of_nodes_by_job_yaml(program: Program, job: Job) -> None:
+    text = program("plan", "--config", job("cluster: {nodes: 2}\n"), environ=DLC).stdout
+    assert re.search(r"(?m)^  nodes: +2  <- cluster\.nodes \(.*line 4\)$", text)
 
 
 def test_a_hostfile_is_found_beside_the_job_file(program: Program, job: Job, tmp_path: Path) -> None:
@@ -103,6 +134,23 @@ def test_check_finds_the_agents_port_taken(program: Program, job: Job) -> None:
             if finding["severity"] == "error"
         ]
         assert [finding["measured"] for finding in errors if finding["id"] == "net.agent_port"] == [f"{port} in use"]
+
+
+def test_the_port_of_this_runs_own_agent_is_no_fault(program: Program, job: Job, tmp_path: Path) -> None:
+    def live(tell: Callable[[Any], None]) -> None:
+        with ClusterFolder(tmp_path / "run", "n1", first_voted=lambda: 0), socket.create_server(("0.0.0.0", 0)) as own:
+            tell(own.getsockname()[1])
+            time.sleep(60)
+
+    agent = Child(live)
+    try:
+        path = job(f"cluster: {{agent_port: {agent.hear()}}}\n")
+        report = json.loads(program("check", "--config", path, "--json", environ=DLC).stdout)
+    finally:
+        agent.kill()
+    (found,) = [finding for finding in report["findings"] if finding["id"] == "net.agent_port"]
+    assert found["severity"] == "ok"
+    assert f"this run's agent is here (n1, pid {agent.pid})" in found["measured"]
 
 
 INTERFACES = (

@@ -64,8 +64,11 @@ def identity(
         ({"rdma": ("mlx5_0",)}, ["NCCL_IB_DISABLE: 1, not unset"]),
         ({"model": ModelFacts("/m", "gpt2", 1_000_000_000)}, ["LoRA target modules: q_proj", "not all-linear"]),
         ({"model": ModelFacts("/m", "llama", 7)}, ["parameters of the model: 1000000000, not 7"]),
-        ({"more": {"output_dir": "/elsewhere"}}, ["job.yaml, output_dir: /run, not /elsewhere", "job.yaml: "]),
-        ({"more": {"training": {"learning_rate": 0.1}}}, ["job.yaml, training: ", "job.yaml: "]),
+        ({"more": {"output_dir": "/elsewhere"}}, ["job.yaml, output_dir: /run, not /elsewhere"]),
+        ({"more": {"training": {"learning_rate": 0.1}}}, ["job.yaml, training.learning_rate: none, not 0.1"]),
+        ({"more": {"lora": {"r": 8}}}, ["job.yaml, lora.r: 16, not 8"]),
+        ({"more": {"data": {"train": ["/b.jsonl"]}}}, ['job.yaml, data.train: ["/a.jsonl"], not ["/b.jsonl"]']),
+        ({"more": {"env": {"NCCL_ALGO": "Ring"}}}, ["job.yaml, env.NCCL_ALGO: none, not "]),
         ({"more": {"cluster": {"agent_port": 4000}}}, ["agent port: 29430, not 4000"]),
         ({"more": {"deepspeed": {"stage": 3}}}, ["ZeRO stage: 2, not 3"]),
         ({"more": {"method": "full"}}, ["method: lora, not full"]),
@@ -106,7 +109,32 @@ def test_it_travels() -> None:
     assert from_json(Identity, to_json(mine)) == mine
 
 
-@pytest.mark.parametrize("secret", [{"cluster": {"token": "t0ps3cret"}}, {"env": {"HF_TOKEN": "t0ps3cret"}}])
+def test_a_key_alone_names_the_difference_and_no_digest_of_the_whole() -> None:
+    found = identity({"training": {"learning_rate": 0.02}}).differences(identity({"training": {"learning_rate": 0.01}}))
+    assert found == ["job.yaml, training.learning_rate: 0.02, not 0.01"]
+
+
+def test_long_values_are_shortened_and_still_differ() -> None:
+    mine, theirs = (identity({"data": {"train": ["/a.jsonl"], "system_prompt": "x" * 200 + end}}) for end in "ab")
+    (words,) = mine.differences(theirs)
+    assert words.startswith("job.yaml, data.system_prompt: xxx")
+    assert max(len(value) for value in mine.contract.values()) <= 60
+
+
+def test_a_line_break_does_not_break_the_message() -> None:
+    said = identity({"data": {"train": ["/a.jsonl"], "system_prompt": "one\ntwo"}}).differences(identity())
+    assert said == ['job.yaml, data.system_prompt: "one\\ntwo", not none']
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"cluster": {"token": "t0ps3cret"}},
+        {"env": {"HF_TOKEN": "t0ps3cret"}},
+        {"env": {"PLAIN": "t0ps3cret"}},
+        {"model": {"path": "https://me:t0ps3cret@host/model"}},
+    ],
+)
 def test_no_secret_travels_with_it(secret: dict[str, Any]) -> None:
     assert "t0ps3cret" not in repr(identity(secret))
 

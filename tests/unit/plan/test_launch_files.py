@@ -18,8 +18,8 @@ def test_one_line_a_node_in_order() -> None:
 
 
 def test_the_same_address_twice_is_refused() -> None:
-    with pytest.raises(UserError, match=r"two nodes have the address 10\.0\.0\.1"):
-        hostfile_text([("10.0.0.1", 8), ("10.0.0.2", 8), ("10.0.0.1", 8)])
+    with pytest.raises(UserError, match=r"^gpu-1 and gpu-3 are one machine: both have the address 10\.0\.0\.1"):
+        hostfile_text([("10.0.0.1", 8), ("10.0.0.2", 8), ("10.0.0.1", 8)], ["gpu-1", "gpu-2", "gpu-3"])
 
 
 def test_nothing_but_name_and_value_in_the_environment_file() -> None:

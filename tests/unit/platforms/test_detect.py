@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from launcher.errors import UserError
 from launcher.platforms.detect import PLATFORMS, Asked, Outside, Place, detect_place
+from launcher.platforms.outside import real_outside
 from tests.unit.platforms import environments as envs
 
 Environ = Mapping[str, str]
@@ -336,9 +338,10 @@ def test_one_host_may_be_called_localhost() -> None:
         ({}, Asked(hosts=("localhost", "b")), ("b",), "localhost, which is another machine on each"),
         ({}, Asked(hosts=("alias", "10.0.0.5")), ("x", "10.0.0.5x"), "alias and 10.0.0.5 are both this machine"),
         (envs.SLURM, Asked(hosts=("a", "b")), ("gpu03",), r"gpu03\) is none of cluster.hosts \(a, b\), but Slurm"),
-        ({}, Asked(hostfile="/none"), ("a",), "the hostfile /none cannot be read"),
+        ({}, Asked(hostfile="/none"), ("a",), "cluster.hostfile: /none: it cannot be read"),
         ({}, Asked(hosts=("a", "b"), num_nodes=1), ("a",), "asks for 1 node, but cluster.hosts names 2: a, b"),
-        ({}, Asked(hosts=("a", "b"), num_nodes=(1, 3)), ("a",), "asks for 1:3 nodes, but cluster.hosts names 2"),
+        ({}, Asked(hosts=("a", "b"), num_nodes=(1, 3)), ("a",), r"names 2: a, b. .*write cluster.nodes: 1:2\."),
+        ({}, Asked(hosts=("a", "b"), num_nodes=(2, 3)), ("a",), r"write cluster.nodes: 2\."),
     ],
 )
 def test_hosts_that_cannot_be_right(environ: Environ, asked: Asked, names: tuple[str, ...], said: str) -> None:
@@ -359,7 +362,8 @@ def test_more_hosts_than_nodes_are_a_reserve() -> None:
     assert (place.num_nodes, place.node_rank) == (2, 2)
 
 
-def test_hosts_and_a_hostfile_that_disagree_are_both_named() -> None:
-    asked = Asked(hosts=("a", "b"), hostfile="/f")
-    with pytest.raises(UserError, match="names a, b, the hostfile /f names a, c"):
-        detect_place({}, asked, outside("a", files={"/f": "a slots=1\nc slots=1\n"}))
+def test_a_hostfile_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, why in (("none", "no such file or directory"), (".", "is a directory"), ("binary", "no text in UTF-8")):
+        with pytest.raises(UserError, match=why):
+            detect_place({}, Asked(hostfile=str(tmp_path / name)), real_outside())
