@@ -49,7 +49,7 @@ The platform starts the same command on every node, and each is one agent: `n0`,
 - **Who is let in**: who has the run's token (`cluster.token`, `FTLAUNCH_TOKEN`, else one that the first node draws in
   output_dir), the same job.yaml, the same versions (Python to the minor release, the driver does not matter), the same
   device, precision, ZeRO stage, number of ranks and output folder. A difference is shown as
-  `precision: fp16, not bf16`.
+  `precision: fp16 here, bf16 there`.
 - **output_dir** is one folder for all nodes, at the same path ([preflight](preflight.md): `disk.shared`).
 - **Fewer nodes**: with `cluster.nodes: MIN:MAX` the run goes on with MIN or more. An optimizer step keeps its number of
   samples; each rank does more micro-batches. `deepspeed.stage: auto` is chosen for MIN nodes.

@@ -25,6 +25,11 @@ _MIRROR_BYTES = 1 << 20  # of a rank's log, at most, each time
 _LONGEST_LINE = 1 << 16  # an unfinished line beyond this is shown in pieces
 _LAST_WORDS_S = 2.0  # at the end, for a terminal that is stopped or a reader that pauses
 _OWN_INFO = " ftlaunch.rank INFO "  # what the agent shows itself, from the same rank's messages
+# Not shown, but in the rank's log. TORCH_CPP_LOG_LEVEL would hide such lines at their source, and with them the only
+# line that names a host without an address ("... cannot be retrieved (gai error: ...)"), which diagnose/ reads.
+_NOISE = (_OWN_INFO, "[c10d] The hostname of the client socket cannot be retrieved. err=")
+_TRACEBACK = b"Traceback (most recent call last):"
+_ENDS_WITHIN_S = 10.0  # a rank that ends of an error has ended so long after its traceback
 
 
 class Console:
@@ -41,12 +46,14 @@ class Console:
         self._last_step_s = 0.0
         self.is_echo = False  # another node shows the progress of all: here no more is said than a watchdog needs
         self._mirrored: dict[Path, IO[bytes]] = {}
+        self._held: dict[Path, tuple[float, str]] = {}  # logs that are not read on for a traceback: since when, prefix
 
     def say(self, text: str) -> None:
-        """One or several lines of ftlaunch itself."""
+        """One or several lines of ftlaunch itself; with the time (local) where they may be read later."""
         self._clear_bar()
+        prefix = self._paint("36", "ftlaunch ") if self.tty else f"ftlaunch: {time.strftime('%H:%M:%S')} "
         for line in text.splitlines() or [""]:
-            self._write((self._paint("36", "ftlaunch ") + line if self.tty else f"ftlaunch: {line}") + "\n")
+            self._write(f"{prefix}{line}\n")
 
     def block(self, text: str) -> None:
         """A screen that stands for itself, without prefixes."""
@@ -94,27 +101,48 @@ class Console:
         if min(self.silent_for_s(), time.monotonic() - self._last_step_s) > limit_s:
             self.say(text)
 
-    def mirror(self, path: Path, prefix: str) -> None:
-        """Show what has been added to a rank's log since the last call."""
+    def mirror(self, path: Path, prefix: str, *, ended: bool = False) -> None:
+        """Show what has been added to a rank's log since the last call.
+
+        A traceback, and all that follows, waits until the rank has outlived it: a rank's last one is not shown where
+        its turn is over elsewhere, or where the screen of an incident names the log. `ended`: the rank has ended.
+        """
+        since_s, _ = self._held.get(path, (None, ""))
+        if since_s is not None and (ended or time.monotonic() - since_s < _ENDS_WITHIN_S):
+            return
+        self._held.pop(path, None)
+        self._show_log(path, prefix, hold=since_s is None)
+
+    def _show_log(self, path: Path, prefix: str, *, hold: bool) -> None:
         stream = self._mirrored.get(path)
         if stream is None:
             if not path.is_file():
                 return
             stream = self._mirrored[path] = path.open("rb")
+        start = stream.tell()
         for line in stream.readlines(_MIRROR_BYTES):
             if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
                 stream.seek(-len(line), 1)
                 return
+            if hold and _TRACEBACK in line:
+                self._held[path] = (time.monotonic(), prefix)
+                stream.seek(start)
+                return
+            start += len(line)
             text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
-            if _OWN_INFO in text:
+            if any(part in text for part in _NOISE):
                 continue
             self._clear_bar()
             self._write((self._paint("2", f"[{prefix}] ") + text if self.tty else text) + "\n")
 
-    def forget_mirrors(self) -> None:
+    def forget_mirrors(self, *, drop_held: bool = False) -> None:
+        """At the end of an attempt. `drop_held`: the rank has failed, or was killed; its log has what was held."""
+        for path, (_, prefix) in self._held.items() if not drop_held else ():
+            self._show_log(path, prefix, hold=False)
         for stream in self._mirrored.values():
             stream.close()
         self._mirrored.clear()
+        self._held.clear()
 
     def flush(self) -> None:
         """Called often: show what could not be shown before."""

@@ -34,6 +34,7 @@ _DYING_S = 2.0  # between the end of a fork server's socket and its exit status
 _KILL_BOUND_S = 10.0
 _SERVER_PAUSE_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+_IMPORTS_SAID_AFTER_S = 2.0
 
 
 class RankGroup:
@@ -242,6 +243,7 @@ class RankGroup:
         return server
 
     def _wait_for_imports(self, server: ForkServer, abandoned: Callable[[], bool]) -> Readiness | None:
+        self._loop.set_bound("imports", _IMPORTS_SAID_AFTER_S, lambda: self._say_loading(server))
         answer = self._answer(server, _IMPORT_BOUND_S, abandoned)
         if answer:
             server.readiness = Readiness.from_json(answer)
@@ -252,6 +254,10 @@ class RankGroup:
             raise self._died(server)
         self._drop(server)
         raise ForkServerError(f"imports took longer than {_IMPORT_BOUND_S:.0f} s", server.log_path, None)
+
+    def _say_loading(self, server: ForkServer) -> None:
+        if server.readiness is None and server.alive():
+            self._console.say("loading the training stack (torch, deepspeed, transformers) ...")
 
     # -- while they run ------------------------------------------------------------------------------------------------
 
@@ -264,7 +270,7 @@ class RankGroup:
         """Called often: show the first rank's output, replace helpers that somebody has killed, collect orphans."""
         if self.processes:
             first = self.processes[0]
-            self._console.mirror(first.log_path, f"rank {first.rank}")
+            self._console.mirror(first.log_path, f"rank {first.rank}", ended=first.exit is not None)
         if self._warden.ensure_running():
             self._console.say("the warden process was killed; a new one watches")
         # Not at once after the last one: what kills it (memory, a person) would only be fed.
@@ -301,7 +307,8 @@ class RankGroup:
     def close(self) -> None:
         """After the last rank has ended: end its left-over children and forget the generation."""
         self._kill_leftovers(self._loop.wait)
-        self._console.forget_mirrors()
+        first = self.processes[0].exit if self.processes else None
+        self._console.forget_mirrors(drop_held=first is not None and not first.clean)
         for process in self.processes:
             self._loop.unregister(process.pidfd)
             self._loop.unregister(process.link)

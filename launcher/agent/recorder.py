@@ -101,7 +101,7 @@ class RunRecorder:
         if "max_steps" in message:
             self.progress.max_steps = int(message["max_steps"])
             self.progress.steps_per_epoch = int(message["steps_per_epoch"])
-        if message["name"] not in _QUIET_PHASES:
+        if message["name"] not in _QUIET_PHASES and not self.console.is_echo:
             self.console.say(f"{message['name']} ...")
 
     def _alive(self, rank: int, message: Message) -> None:

@@ -103,7 +103,7 @@ class Identity:
                 if mine.get(key) != theirs.get(key)
             ]
         if self.job_sha != other.job_sha and not any(words.startswith("job.yaml, ") for words in found):
-            found.insert(0, f"job.yaml: {self.job_sha}, not {other.job_sha}")  # no single key shows it
+            found.insert(0, f"job.yaml: {self.job_sha} here, {other.job_sha} there")  # no single key shows it
         return found
 
 

@@ -123,6 +123,12 @@ def _configure_logging(rank: int) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     for noisy in ("deepspeed", "DeepSpeed", "accelerate", "transformers", "filelock", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # The engine's micro-batches a step are ours to choose, and its number is the one that counts.
+    logging.getLogger("accelerate.accelerator").addFilter(_is_no_mismatch_of_accumulation)
+
+
+def _is_no_mismatch_of_accumulation(record: logging.LogRecord) -> bool:
+    return "Gradient accumulation steps mismatch" not in record.getMessage()
 
 
 def write_traceback(error: BaseException) -> None:

@@ -36,7 +36,7 @@ from launcher.checkpoint.shard_layout import (
 )
 from launcher.errors import UserError
 
-log = logging.getLogger("ftlaunch.resilience")
+rank_log = logging.getLogger("ftlaunch.rank")  # for what the agent shows as well
 
 # What DeepSpeed's shards hold besides tensors and plain Python values.
 _DEEPSPEED_TYPES = [fragment_address, LossScaler, DynamicLossScaler, ZeroStageEnum]
@@ -44,8 +44,11 @@ _DEEPSPEED_TYPES = [fragment_address, LossScaler, DynamicLossScaler, ZeroStageEn
 State = dict[str, Any]
 
 
-def divide_anew_when_needed() -> None:
-    """Let the Trainer's resume accept checkpoints of any number of ranks; those of the same number load as ever."""
+def divide_anew_when_needed(tell_phase: Callable[[str], None]) -> None:
+    """Let the Trainer's resume accept checkpoints of any number of ranks; those of the same number load as ever.
+
+    `tell_phase` is called when a state is divided anew.
+    """
     original = trainer_module.deepspeed_load_checkpoint
     if getattr(original, "__name__", "") == "load_checkpoint":
         return
@@ -53,7 +56,7 @@ def divide_anew_when_needed() -> None:
     def load_checkpoint(engine: Any, checkpoint_path: str, load_module_strict: bool = True) -> None:
         old_world_size = read_manifest(Path(checkpoint_path)).world_size
         if old_world_size != dist.get_world_size():
-            _prepare_engine(engine, old_world_size)
+            _prepare_engine(engine, old_world_size, tell_phase)
         try:
             original(engine, checkpoint_path, load_module_strict=load_module_strict)
         finally:
@@ -63,7 +66,7 @@ def divide_anew_when_needed() -> None:
     trainer_module.deepspeed_load_checkpoint = load_checkpoint
 
 
-def _prepare_engine(engine: Any, old_world_size: int) -> None:
+def _prepare_engine(engine: Any, old_world_size: int, tell_phase: Callable[[str], None]) -> None:
     """Until the load is over: ZeRO state is divided anew; module states are those of the old rank 0, which are the same
     on all ranks (with ZeRO-3 they hold no weights)."""
     if engine.has_moe_layers or engine.zero_nvme_offload_optimizer():
@@ -81,7 +84,8 @@ def _prepare_engine(engine: Any, old_world_size: int) -> None:
         return name
 
     def load_zero(engine: Any, load_dir: str, tag: str, load_optimizer_states: bool = True) -> bool:
-        log.info("dividing the state of %d ranks anew", old_world_size)
+        rank_log.info("dividing the state of %d rank(s) anew", old_world_size)
+        tell_phase(f"dividing the state of {old_world_size} rank(s) anew")
         rank, world_size = dist.get_rank(), dist.get_world_size()
         state_list: list[State] = [{}] * world_size
         state_list[rank] = _Division(engine, load_dir, tag, old_world_size).state_of(rank)

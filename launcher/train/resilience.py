@@ -145,7 +145,10 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.add_callback(self.resilience)
         self.remove_callback(PrinterCallback)  # the same figures go to the agent, which shows them
         seek_instead_of_skipping()
-        divide_anew_when_needed()
+        divide_anew_when_needed(self._tell_phase)
+
+    def _tell_phase(self, name: str) -> None:
+        self.link.send("phase", name=name)
 
     # -- data ----------------------------------------------------------------------------------------------------------
 

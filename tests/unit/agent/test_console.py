@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import time
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,7 +29,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_plain_lines_without_colour_where_nobody_watches() -> None:
     stream = io.StringIO()
     Console(stream).say("one\ntwo")
-    assert stream.getvalue() == "ftlaunch: one\nftlaunch: two\n"
+    lines = stream.getvalue().splitlines()
+    assert [re.sub(r"\d\d:\d\d:\d\d", "TIME", line) for line in lines] == ["ftlaunch: TIME one", "ftlaunch: TIME two"]
+
+
+def test_the_time_is_that_of_the_line() -> None:
+    stream = io.StringIO()
+    before = datetime.now().replace(microsecond=0)
+    Console(stream).say("lost")
+    shown = datetime.strptime(stream.getvalue(), "ftlaunch: %H:%M:%S lost\n")
+    assert (shown - before).seconds <= 5, "of a day: midnight may have passed"
+
+
+def test_a_terminal_shows_no_times() -> None:
+    stream = Terminal()
+    Console(stream).say("hello")
+    assert ":" not in stream.getvalue()
 
 
 def test_a_block_has_no_prefix() -> None:
@@ -85,7 +102,7 @@ def test_on_another_node_too_the_first_and_the_last_step_are_shown_and_other_lin
         if step % 40 == 0:
             console.say("a checkpoint was saved")
         console.progress(step, 100, None, None)
-    lines = [line.removeprefix("ftlaunch: ") for line in stream.getvalue().splitlines()]
+    lines = [line[len("ftlaunch: 00:00:00 ") :] for line in stream.getvalue().splitlines()]
     assert lines == ["step 1/100", "a checkpoint was saved", "a checkpoint was saved", "step 100/100"]
 
 
@@ -134,7 +151,7 @@ def test_the_last_step_is_always_shown(clock: list[float]) -> None:
     for step in (1, 2, 3):
         console.progress(step, 3, 0.51234, 2.0)
     lines = stream.getvalue().splitlines()
-    assert lines[-1] == "ftlaunch: step 3/3, loss 0.5123, 2.00 s/step, 0 s left"
+    assert lines[-1].partition(" step ")[1:] == (" step ", "3/3, loss 0.5123, 2.00 s/step, 0 s left")
 
 
 @pytest.mark.parametrize(
@@ -189,3 +206,67 @@ def test_after_forgetting_a_new_log_of_the_same_name_is_read_from_its_start(tmp_
     console.mirror(path, "rank 0")
     console.forget_mirrors()
     assert stream.getvalue().splitlines()[-1] == "second"
+
+
+_NOISE = (
+    "[W1130 18:29:47.126377976 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3\n"
+)
+_GAI = "[W1130 18:29:16.4 a.cpp:1] [c10d] The IPv6 network addresses of (a, 1) cannot be retrieved (gai error: 2)\n"
+_TRACEBACK = "[rank0]: Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: Connection closed by peer\n"
+
+
+def test_what_nobody_can_act_on_is_left_to_the_log(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    path.write_text(_NOISE + _GAI)
+    console = Console(stream)
+    console.mirror(path, "rank 0")
+    console.forget_mirrors()
+    assert stream.getvalue() == _GAI
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_ranks_last_traceback_waits_for_the_end(clock: list[float], tmp_path: Path, drop: bool) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    console = Console(stream)
+    path.write_text("one\n" + _TRACEBACK)
+    console.mirror(path, "rank 0")
+    clock[0] += 60.0
+    for _ in range(2):
+        console.mirror(path, "rank 0", ended=True)
+    assert stream.getvalue() == "one\n"
+    console.forget_mirrors(drop_held=drop)
+    assert stream.getvalue() == "one\n" + ("" if drop else _TRACEBACK)
+
+
+def test_a_traceback_that_a_rank_outlives_is_shown_and_the_next_one_waits_again(
+    clock: list[float], tmp_path: Path
+) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    console = Console(stream)
+    first = _TRACEBACK + "During handling of the above exception:\n" + _TRACEBACK
+    path.write_text(first)
+    console.mirror(path, "rank 0")
+    clock[0] += 9.0
+    console.mirror(path, "rank 0")
+    assert stream.getvalue() == ""
+    clock[0] += 2.0
+    console.mirror(path, "rank 0")
+    assert stream.getvalue() == first
+    with path.open("a") as log:
+        log.write("two\n" + _TRACEBACK)
+    console.mirror(path, "rank 0")
+    console.mirror(path, "rank 0", ended=True)
+    console.forget_mirrors(drop_held=True)
+    assert stream.getvalue() == first + "two\n"
+
+
+def test_a_held_traceback_is_not_that_of_the_next_attempt(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "rank-0.log"
+    console = Console(stream)
+    path.write_text(_TRACEBACK)
+    console.mirror(path, "rank 0")
+    console.forget_mirrors(drop_held=True)
+    path.write_text("second\n")
+    console.mirror(path, "rank 0")
+    console.forget_mirrors()
+    assert stream.getvalue() == "second\n"

@@ -54,24 +54,27 @@ def identity(
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"cards": "8xV100"}, ["precision: bf16, not fp16"]),
-        ({"cards": "4xA100"}, ["global batch: 128, not 64", "ranks on each node: 8, not 4", "ranks at full size"]),
-        ({"cards": "none"}, ["device: cuda, not cpu", "NCCL_IB_DISABLE: 1, not none"]),
-        ({"versions": {"torch": "2.12.1"}}, ["torch: 2.13.0, not 2.12.1"]),
-        ({"versions": {"torch_cuda": "12.8"}}, ["CUDA of torch: 13.0, not 12.8"]),
-        ({"versions": {"python": "3.12.4"}}, ["Python: 3.11, not 3.12"]),
-        ({"folder": "beef"}, ["output folder: f00d, not beef"]),
-        ({"rdma": ("mlx5_0",)}, ["NCCL_IB_DISABLE: 1, not unset"]),
-        ({"model": ModelFacts("/m", "gpt2", 1_000_000_000)}, ["LoRA target modules: q_proj", "not all-linear"]),
-        ({"model": ModelFacts("/m", "llama", 7)}, ["parameters of the model: 1000000000, not 7"]),
-        ({"more": {"output_dir": "/elsewhere"}}, ["job.yaml, output_dir: /run, not /elsewhere"]),
-        ({"more": {"training": {"learning_rate": 0.1}}}, ["job.yaml, training.learning_rate: none, not 0.1"]),
-        ({"more": {"lora": {"r": 8}}}, ["job.yaml, lora.r: 16, not 8"]),
-        ({"more": {"data": {"train": ["/b.jsonl"]}}}, ['job.yaml, data.train: ["/a.jsonl"], not ["/b.jsonl"]']),
-        ({"more": {"env": {"NCCL_ALGO": "Ring"}}}, ["job.yaml, env.NCCL_ALGO: none, not "]),
-        ({"more": {"cluster": {"agent_port": 4000}}}, ["agent port: 29430, not 4000"]),
-        ({"more": {"deepspeed": {"stage": 3}}}, ["ZeRO stage: 2, not 3"]),
-        ({"more": {"method": "full"}}, ["method: lora, not full"]),
+        ({"cards": "8xV100"}, ["precision: bf16 here, fp16 there"]),
+        (
+            {"cards": "4xA100"},
+            ["global batch: 128 here, 64 there", "ranks on each node: 8 here, 4 there", "ranks at full size"],
+        ),
+        ({"cards": "none"}, ["device: cuda here, cpu there", "NCCL_IB_DISABLE: 1 here, none there"]),
+        ({"versions": {"torch": "2.12.1"}}, ["torch: 2.13.0 here, 2.12.1 there"]),
+        ({"versions": {"torch_cuda": "12.8"}}, ["CUDA of torch: 13.0 here, 12.8 there"]),
+        ({"versions": {"python": "3.12.4"}}, ["Python: 3.11 here, 3.12 there"]),
+        ({"folder": "beef"}, ["output folder: f00d here, beef there"]),
+        ({"rdma": ("mlx5_0",)}, ["NCCL_IB_DISABLE: 1 here, unset there"]),
+        ({"model": ModelFacts("/m", "gpt2", 1_000_000_000)}, ["LoRA target modules: q_proj", "all-linear there"]),
+        ({"model": ModelFacts("/m", "llama", 7)}, ["parameters of the model: 1000000000 here, 7 there"]),
+        ({"more": {"output_dir": "/elsewhere"}}, ["job.yaml, output_dir: /run here, /elsewhere there"]),
+        ({"more": {"training": {"learning_rate": 0.1}}}, ["job.yaml, training.learning_rate: none here, 0.1 there"]),
+        ({"more": {"lora": {"r": 8}}}, ["job.yaml, lora.r: 16 here, 8 there"]),
+        ({"more": {"data": {"train": ["/b.jsonl"]}}}, ['job.yaml, data.train: ["/a.jsonl"] here, ["/b.jsonl"] there']),
+        ({"more": {"env": {"NCCL_ALGO": "Ring"}}}, ["job.yaml, env.NCCL_ALGO: none here, "]),
+        ({"more": {"cluster": {"agent_port": 4000}}}, ["agent port: 29430 here, 4000 there"]),
+        ({"more": {"deepspeed": {"stage": 3}}}, ["ZeRO stage: 2 here, 3 there"]),
+        ({"more": {"method": "full"}}, ["method: lora here, full there"]),
     ],
 )
 def test_a_difference_is_said_in_words(other: dict[str, Any], said: list[str]) -> None:
@@ -101,7 +104,7 @@ def test_bitsandbytes_counts_where_it_is_used() -> None:
     mine, theirs = (
         identity({"method": "qlora"}, versions={"bitsandbytes": version}) for version in ("0.49.0", "0.50.0")
     )
-    assert mine.differences(theirs) == ["bitsandbytes: 0.49.0, not 0.50.0"]
+    assert mine.differences(theirs) == ["bitsandbytes: 0.49.0 here, 0.50.0 there"]
 
 
 def test_it_travels() -> None:
@@ -111,7 +114,7 @@ def test_it_travels() -> None:
 
 def test_a_key_alone_names_the_difference_and_no_digest_of_the_whole() -> None:
     found = identity({"training": {"learning_rate": 0.02}}).differences(identity({"training": {"learning_rate": 0.01}}))
-    assert found == ["job.yaml, training.learning_rate: 0.02, not 0.01"]
+    assert found == ["job.yaml, training.learning_rate: 0.02 here, 0.01 there"]
 
 
 def test_long_values_are_shortened_and_still_differ() -> None:
@@ -123,7 +126,7 @@ def test_long_values_are_shortened_and_still_differ() -> None:
 
 def test_a_line_break_does_not_break_the_message() -> None:
     said = identity({"data": {"train": ["/a.jsonl"], "system_prompt": "one\ntwo"}}).differences(identity())
-    assert said == ['job.yaml, data.system_prompt: "one\\ntwo", not none']
+    assert said == ['job.yaml, data.system_prompt: "one\\ntwo" here, none there']
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""What is said of the ranks' messages, on the node that shows the progress of all and on the others."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.console import Console
+from launcher.agent.events import AppendedLines, EventLog
+from launcher.agent.ledger import Progress
+from launcher.agent.recorder import RunRecorder
+
+
+@pytest.mark.parametrize(("ranks", "is_said"), [(range(0, 2), True), (range(2, 4), False)])
+def test_phases_are_said_on_the_node_of_rank_0_only(tmp_path: Path, ranks: range, is_said: bool) -> None:
+    stream = io.StringIO()
+    events = EventLog(tmp_path, f"n{int(not is_said)}")
+    recorder = RunRecorder(events, AppendedLines(tmp_path / "samples.jsonl"), Console(stream), Progress(0.0))
+    recorder.attempt_begins(0.0, ranks)
+    recorder.message(ranks.start, {"kind": "phase", "name": "evaluating"})
+    recorder.message(ranks.start, {"kind": "phase", "name": "training", "max_steps": 7, "steps_per_epoch": 7})
+    assert ("evaluating ..." in stream.getvalue()) is is_said
+    assert recorder.progress.max_steps == 7, "what is not said counts all the same"
+    recorder.message(ranks.start, {"kind": "drill", "number": 1, "signal": "SIGKILL", "step": 3})
+    assert "gets SIGKILL" in stream.getvalue(), "faults are said everywhere"
+    recorder.close()
