@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,8 +39,24 @@ from launcher.errors import UserError
 
 rank_log = logging.getLogger("ftlaunch.rank")  # for what the agent shows as well
 
-# What DeepSpeed's shards hold besides tensors and plain Python values.
-_DEEPSPEED_TYPES = [fragment_address, LossScaler, DynamicLossScaler, ZeroStageEnum]
+
+def _stage_called(kind: Any, name: Any) -> ZeroStageEnum:
+    """What `getattr` stands for in our shards. The function itself is let into no unpickler."""
+    if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
+        raise pickle.UnpicklingError(f"getattr({kind!r}, {name!r}) has no place in a checkpoint")
+    return ZeroStageEnum[name]
+
+
+# What DeepSpeed's shards hold besides tensors and plain Python values. Python 3.11.0 to 3.11.3 pickle a member of an
+# enum as getattr(its class, its name), others by its value.
+_DEEPSPEED_TYPES: list[Any] = [
+    fragment_address,
+    LossScaler,
+    DynamicLossScaler,
+    ZeroStageEnum,
+    (_stage_called, "builtins.getattr"),
+    (_stage_called, "__builtin__.getattr"),
+]
 
 State = dict[str, Any]
 
