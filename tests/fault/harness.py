@@ -161,6 +161,12 @@ class Run:
                 return pid
         raise AssertionError(f"no process of rank {rank}\n{self.log}")
 
+    def has_rank(self, rank: int) -> bool:
+        try:
+            return self.rank_pid(rank) > 0
+        except AssertionError:
+            return False
+
     def fork_server_pid(self) -> int:
         for pid in self.pids():
             try:

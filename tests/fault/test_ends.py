@@ -146,8 +146,7 @@ def test_sigterm_right_after_the_start(make_job: MakeJob) -> None:
 def test_a_rank_that_dies_while_others_still_import(make_job: MakeJob) -> None:
     job = make_job(training={"max_steps": 4})
     with job.start(environ={"FTLAUNCH_FORK_SERVER": "off"}) as run:
-        path = job.output_dir / "ftlaunch" / "logs" / "gen-1" / "rank-0.log"
-        run.until(path.exists, "rank 0 is started")
+        run.until(lambda: run.has_rank(0), "rank 0 is started")
         os.kill(run.rank_pid(0), signal.SIGKILL)
         assert run.wait(120) == 0, run.log
     assert [event["action"] for event in run.events("decision")] == ["restart"]
