@@ -129,10 +129,12 @@ class Timing:
 
     def of_size(self, num_nodes: int) -> Timing:
         """The same for 250 nodes and fewer. With more, one agent answers all the others: their heartbeats come up to
-        half as often, and a vote may take longer."""
+        half as often, silence counts only after five of them, and a vote may take longer."""
         if num_nodes <= 250:
             return self
-        return replace(self, heartbeat_s=min(num_nodes / 500, 1.0), vote_s=self.vote_s + num_nodes / 500)
+        heartbeat_s = min(num_nodes / 500, 1.0)
+        silence_s = max(self.silence_s, 5 * heartbeat_s)
+        return replace(self, heartbeat_s=heartbeat_s, silence_s=silence_s, vote_s=self.vote_s + num_nodes / 500)
 
 
 @dataclass(frozen=True, slots=True)
