@@ -23,6 +23,7 @@ from launcher.cluster.model import Durable, Generation, LeaveAsked, LocalEvent, 
 from launcher.errors import ExitCode
 from launcher.event_loop import EventLoop
 
+_ASKS_FOR_ANOTHER_START = (ExitCode.STOPPED, ExitCode.STOPPED_143)
 _AWAY_S = 0.5
 _SAY_AGAIN_S = 60.0
 _SAY_WAIT_AFTER_S = 3.0  # what is settled sooner is not worth a line
@@ -187,7 +188,7 @@ class ClusterCrew:
         self._loop.wait(0)  # others' ranks sit in a collective: the word leaves before the cause is looked for
 
     def give_up(self, turn: Turn, exit_code: ExitCode, reason: str) -> None:
-        if exit_code is self._stop_exit_code and not self._membership.wanted.fixed:
+        if exit_code in _ASKS_FOR_ANOTHER_START and not self._membership.wanted.fixed:
             self._tell(LeaveAsked(reason))  # a node whose ranks fail again and again must not end the others' run
             return
         self._tell(LocalFailed(turn.number, retryable=False, reason=reason, exit_code=int(exit_code)))
@@ -199,7 +200,7 @@ class ClusterCrew:
     def will_not_come(self, exit_code: ExitCode, reason: str) -> None:
         if not self._membership.wanted.fixed:
             self._say(f"goes on without it, and does not start it again: {reason}")
-        elif exit_code not in (ExitCode.FINISHED, self._stop_exit_code):
+        elif exit_code not in (ExitCode.FINISHED, *_ASKS_FOR_ANOTHER_START):
             self._tell(LocalFailed(0, retryable=False, reason=reason, exit_code=int(exit_code)))
 
     def finished(self, turn: Turn, reason: str) -> None:

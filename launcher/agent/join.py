@@ -15,12 +15,11 @@ from launcher.cluster.membership import Membership
 from launcher.cluster.model import Node
 from launcher.errors import ExitCode, Stopped, UserError
 from launcher.event_loop import EventLoop
-from launcher.host.routes import NoRouteError, resolve
 from launcher.plan.cluster_identity import cluster_identity
 from launcher.plan.meeting import TOKEN_VARIABLE, Meeting
+from launcher.plan.network import ipv4_of
 from launcher.transport.transport import Transport
 
-_RESOLVE_S = 3.0
 _RETRY_S = 1.0
 _SAY_EVERY_S = 30.0
 
@@ -79,15 +78,9 @@ def find_seeds(
     """`IPv4:port` of the seeds. On Kubernetes the master's name resolves only once its pod is there: waited for, by
     all nodes but the one that comes first itself. Raises Stopped at the bound, or when asked to stop."""
     began = said_at = time.monotonic()
-    found: dict[str, str] = {}
     while True:
+        found = {name: addresses[0] for name, addresses in ipv4_of(meeting.awaited_names).items()}
         missing = [name for name in meeting.awaited_names if name not in found]
-        for name in missing:
-            try:
-                found[name] = next(address for address in resolve(name, _RESOLVE_S) if ":" not in address)
-            except (NoRouteError, StopIteration):
-                continue
-        missing = [name for name in missing if name not in found]
         if not missing or found or meeting.own_seed == 0:
             for name in missing:
                 say(f"{name} does not resolve to an IPv4 address; it may still come by itself")

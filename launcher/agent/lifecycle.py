@@ -108,7 +108,7 @@ class Lifecycle:
     """One generation's ranks on this node, `ranks` being their global numbers.
 
     `alone`: no other node takes part, so stop and agreed save are decided here. Otherwise `StopAsked` and `WaitsAt` say
-    what the nodes have to agree on, and `prepare_save`, `save_at`, `withdraw` what they have agreed on.
+    what the nodes have to agree on, and `prepare_save`, `agree_on_save`, `withdraw` what they have agreed on.
     """
 
     def __init__(self, ranks: range, *, grace_s: float, alone: bool = True) -> None:

@@ -40,7 +40,7 @@ def choose_network(
     """
     if place.max_nodes == 1:
         return _one_node(config, facts)
-    look = _Look(facts, place, _ipv4_of(place, resolve), route_to)
+    look = _Look(facts, place, ipv4_of(_names(place), resolve), route_to)
     found = _asked_interface(config, facts) or look.by_own_name() or look.by_route() or look.by_default_route()
     nodes = tuple(
         found.ip if rank == place.node_rank else next(iter(look.known.get(host, ())), host)
@@ -169,8 +169,8 @@ def _names(place: Place) -> tuple[str, ...]:
     return hosts_of(place) or ((place.master_addr,) if place.master_addr else ())
 
 
-def _ipv4_of(place: Place, resolve: Resolve) -> dict[str, tuple[str, ...]]:
-    names = _names(place)
+def ipv4_of(names: Sequence[str], resolve: Resolve = resolve_names) -> dict[str, tuple[str, ...]]:
+    """Addresses of the names that have any, in an order that is the same on every node. Bounded, all at once."""
     literal = {name: (name,) for name in names if _is_ipv4(name)}
     resolved = resolve([name for name in names if name not in literal]) if len(literal) < len(names) else {}
     # Sorted as numbers: every node that asks the same name server takes the same one first.

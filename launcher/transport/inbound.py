@@ -73,10 +73,7 @@ class Asker:
         if self.stream.closed:  # by what was handled just before, in the same turn of the loop
             return
         self.stream.flush()
-        try:
-            data = self.stream.read()
-        except OSError:
-            data = b""
+        data = self.stream.read()
         if data is None:
             return
         if not data:

@@ -130,10 +130,7 @@ class Channel:
             self._on_connect(self.stream.connect_error())
             return
         self.stream.flush()
-        try:
-            data = self.stream.read()
-        except OSError:
-            data = b""
+        data = self.stream.read()
         if data is None:
             return
         if data:

@@ -68,11 +68,13 @@ class Stream:
                 self._loop.watch_writing(self._socket, self._on_ready, on=False)
 
     def read(self) -> bytes | None:
-        """What has come; b"" when the other end has closed; None when nothing is there. Raises OSError (a reset)."""
+        """What has come; b"" when the other end has closed or reset the connection; None when nothing is there."""
         try:
             return self._socket.recv(READ_BYTES)
         except BlockingIOError:
             return None
+        except OSError:
+            return b""
 
     def end(self) -> None:
         """Nothing more will be written."""

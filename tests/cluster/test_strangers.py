@@ -30,7 +30,7 @@ print("done")
 """
 
 
-def alone(job: ClusterJob, tmp_path: Path) -> None:
+def undisturbed(job: ClusterJob) -> None:
     assert len(job.worlds()) == 1, job.logs()
     assert all(agent.process.poll() is None for agent in job.agents[:2]), job.logs()
 
@@ -44,7 +44,7 @@ def test_a_wrong_token_is_refused_and_logged(three: TestCluster, tiny: Path, tmp
         job.until_said(stranger, "token")
         job.until_said(first, three_.ip)
         job.until_step(job.step() + 5)
-        alone(job, tmp_path)
+        undisturbed(job)
         assert not any(token in agent.log for token in ("7d1f0c59", "c2a4e8b6") for agent in job.agents)
 
 
