@@ -74,3 +74,18 @@ def test_a_lost_machine_gets_its_agent_back_from_the_head(two_nodes: TestCluster
         head.process.send_signal(signal.SIGTERM)
         assert head.wait(60) == 138, head.log
         job.require_each_sample_once(NUM_RECORDS, 4)
+
+
+def test_a_machine_that_will_not_come_ends_the_run_with_its_own_code(
+    two_nodes: TestCluster, tiny: Path, tmp_path: Path
+) -> None:
+    """The second machine has no model: no wait for it, and no code that asks for the same again."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    two_nodes.nodes[1].output(["mount", "--bind", str(empty), str(tiny / "model")])
+    with bare(two_nodes, tiny, tmp_path / "job") as job:
+        (head,) = job.start(two_nodes.nodes[0])
+        assert head.wait(60) == 2, head.log
+        assert "n1" in head.log.splitlines()[-1]
+        assert "model" in head.log
+        assert not job.worlds()

@@ -263,6 +263,23 @@ def test_a_fixed_number_of_nodes_ends_together(net: Net) -> None:
     ]
 
 
+def test_a_node_that_will_not_come_ends_a_run_of_fixed_size_with_its_code(net: Net) -> None:
+    waiting = Agent(net, "n0", Wanted(2, 2), {})
+    waiting.crew.will_not_come(ExitCode.STOPPED, "n1: reclaimed")  # that one comes again
+    assert not waiting.membership.ended
+    waiting.crew.will_not_come(ExitCode.WRONG_INPUT, "n1 (gpu-2): model.path does not exist")
+    over = waiting.crew.next_turn()
+    assert over == RunOver(ExitCode.WRONG_INPUT, "n0: n1 (gpu-2): model.path does not exist")
+
+
+def test_an_elastic_run_goes_on_without_who_will_not_come(net: Net) -> None:
+    alone = Agent(net, "n0", ELASTIC, {})
+    alone.crew.will_not_come(ExitCode.WRONG_INPUT, "n1 (gpu-2): model.path does not exist")
+    turn = alone.crew.next_turn()
+    assert isinstance(turn, Turn)
+    assert any("goes on without it" in text for text in alone.said)
+
+
 def test_a_turn_that_is_over_gets_no_orders(net: Net) -> None:
     a, b, first, second = pair(net)
 
