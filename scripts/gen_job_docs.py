@@ -57,7 +57,9 @@ no effect.
 # launcher/plan/launch_plan.py.
 NOTES: Mapping[str, str] = {
     "command": "Later: refused (exit code 2)",
-    "checkpoint.memory": "Later: `on` is refused; `auto` and `off` both mean off",
+    "checkpoint.memory": "`auto` is off on a node whose memory does not suffice; `on` and a number are refused there "
+    "([sizing.md](sizing.md#memory-of-the-memory-tier)). How often: "
+    "[checkpoints.md](checkpoints.md#how-often-in-memory)",
     "cluster.nodes": "Left out, the platform's number counts ([platforms.md](platforms.md)); a number that contradicts "
     "it is refused",
     "cluster.hosts": "The node's index is its place in the list",

@@ -10,16 +10,29 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from launcher.agent.crew import Orders, Ranks, RunOver, Seat, Turn
+from launcher.agent.peer_tier import Place
 from launcher.cluster import messages
 from launcher.cluster.agreed_save import LeadersSave, NodesSave
+from launcher.cluster.couriers import Couriers
 from launcher.cluster.effects import AskClaim, AskPause, Effect, Enter, GiveUp, Persist, Quit, Say, Send
 from launcher.cluster.membership import Membership
-from launcher.cluster.messages import AskOrders, AskSave, Message, SaveState
+from launcher.cluster.messages import (
+    AskCourier,
+    AskOrders,
+    AskSave,
+    CourierAt,
+    Message,
+    PartSaved,
+    SaveOutcome,
+    SaveState,
+    WrittenFile,
+)
 from launcher.cluster.model import Durable, Generation, LeaveAsked, LocalEvent, LocalFailed, LocalFinished, Node, Paused
+from launcher.cluster.shared_save import LeadersParts, NodesParts
 from launcher.errors import ExitCode
 from launcher.event_loop import EventLoop
 
@@ -64,9 +77,12 @@ class ClusterCrew:
         say: Callable[[str], None],
         stop_exit_code: ExitCode,
         timer: str = "heartbeat",
+        peer_place: Callable[[str], Place] | None = None,
     ) -> None:
         """`connect` is given what is to hear of messages, unreachable and refusing addresses, and returns the wire.
-        `timer`: a name on the loop that nobody else uses."""
+        `timer`: a name on the loop that nobody else uses. `peer_place`: this node among those that keep each other's
+        state, of a run id; None where they do not."""
+        self.peer_place = peer_place
         self._loop, self._membership, self._archive, self._say = loop, membership, archive, say
         self._heartbeat_s, self._stop_exit_code, self._timer = heartbeat_s, stop_exit_code, timer
         self._queue: deque[Effect] = deque()
@@ -80,6 +96,9 @@ class ClusterCrew:
         self._awaits_orders = False
         self._leaders_save: LeadersSave | None = None
         self._nodes_save: NodesSave | None = None
+        self._leaders_parts: LeadersParts | None = None
+        self._nodes_parts: NodesParts | None = None
+        self._couriers = Couriers(membership.me)
         self._ranks: Ranks | None = None
         self._heard_at_s = time.monotonic()
         self._idle_since_s: float | None = None
@@ -111,6 +130,11 @@ class ClusterCrew:
         self._generation = generation
         self._turn = Turn(generation.number, generation.reason, seats, index, generation.master_port)
         self._leaders_save = self._nodes_save = self._saved_at = None
+        self._couriers.begin(generation.members)
+        known = self._membership.voter.committed.number
+        names = [member.name for member in generation.members]
+        self._leaders_parts = LeadersParts(self.me, known, generation.number, names) if index == 0 else None
+        self._nodes_parts = NodesParts(self.me, known, generation.number)
         return self._turn
 
     def orders(self, turn: Turn, prepare: Callable[[], Orders]) -> Orders | None:
@@ -233,6 +257,10 @@ class ClusterCrew:
             self._ask_all_to_save(self._leaders_save)
         if self._awaits_orders:
             self._ask_for_orders()
+        for part in self._nodes_parts.unanswered if self._nodes_parts is not None and self._turn is not None else ():
+            self._tell_part(part)
+        for address, question in self._couriers.questions(self._membership.voter.committed.number).items():
+            self._wire.send(address, question)
         self._say_what_is_awaited()
 
     def _say_what_is_awaited(self) -> None:
@@ -327,6 +355,16 @@ class ClusterCrew:
                 self._on_ask_save(message)
             case SaveState():
                 self._hear_save_state(message.sender.name, message)
+            case PartSaved():
+                self._hear_part(message)
+            case SaveOutcome():
+                self._hear_outcome(message)
+            case AskCourier():
+                answer = self._couriers.answer(self._membership.voter.committed.number)
+                if answer is not None:
+                    self._wire.send(message.sender.address, answer)
+            case CourierAt():
+                self._couriers.hear(message)
             case AskOrders():
                 if self._orders is not None and self._orders.generation == message.generation:
                     self._wire.send(message.sender.address, self._orders)
@@ -400,3 +438,50 @@ class ClusterCrew:
         if save.done:
             self._leaders_save = None
             self._tell(Paused(save.generation))
+
+    # -- checkpoints from memory ---------------------------------------------------------------------------------------
+
+    def part_written(self, turn: Turn, step: int, files: Sequence[WrittenFile], error: str) -> None:
+        if self._turn is turn and self._nodes_parts is not None:
+            self._tell_part(self._nodes_parts.written(step, tuple(files), error))
+
+    def published(self, turn: Turn, step: int, error: str) -> None:
+        if self._leaders_parts is None or self._leaders_parts.generation != turn.number:
+            return
+        outcome = self._leaders_parts.settle(step, error)
+        for member in self._others():
+            self._wire.send(member.address, outcome)
+        self._hear_outcome(outcome)
+
+    def couriers(self) -> Mapping[str, str]:
+        return self._couriers.known
+
+    def courier_listens(self, address: str) -> None:
+        self._couriers.listens(address)
+
+    def _tell_part(self, part: PartSaved) -> None:
+        if self._generation is None:
+            return
+        if self._generation.leader.key == self.me.key:
+            self._hear_part(part)
+        else:
+            self._wire.send(self._generation.leader.address, part)
+
+    def _hear_part(self, part: PartSaved) -> None:
+        parts, turn = self._leaders_parts, self._turn
+        if parts is None or turn is None or self._ranks is None:
+            return
+        outcome = parts.outcome_of(part.step)
+        if outcome is not None:
+            if part.sender.key != self.me.key:
+                self._wire.send(part.sender.address, outcome)
+            return
+        gathered = parts.hear(part.sender.name, part)
+        if gathered is not None and gathered.error:
+            self.published(turn, gathered.step, gathered.error)
+        elif gathered is not None:
+            self._ranks.publish(gathered.step, gathered.files)
+
+    def _hear_outcome(self, outcome: SaveOutcome) -> None:
+        if self._nodes_parts is not None and self._ranks is not None and self._nodes_parts.hear(outcome):
+            self._ranks.save_settled(outcome.step, outcome.error)

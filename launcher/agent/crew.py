@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from launcher.agent.peer_tier import Place
+from launcher.cluster.messages import WrittenFile
 from launcher.errors import ExitCode
 
 
@@ -90,11 +92,18 @@ class Ranks(Protocol):
 
     def agree_on_save(self, step: int) -> None: ...
 
+    def publish(self, step: int, files: Sequence[WrittenFile]) -> None:
+        """On the leader: every node has written its part of the checkpoint of `step`. Answered by `Crew.published`."""
+
+    def save_settled(self, step: int, error: str) -> None:
+        """The checkpoint of `step` has its name; or it will not get it, and why."""
+
 
 class Crew(Protocol):
     """The supervisor takes a turn and tells how it went: `failed`, `give_up`, `finished`, `saved` or `abandoned`."""
 
     alone: bool
+    peer_place: Callable[[str], Place] | None  # of a run id; None where nodes do not keep each other's snapshots
 
     def next_turn(self) -> Turn | RunOver:
         """Waits until there is one, handling what happens."""
@@ -116,6 +125,12 @@ class Crew(Protocol):
 
     def waits_at(self, step: int) -> None:
         """A rank of this node waits at the end of `step` to be told where to save."""
+
+    def part_written(self, turn: Turn, step: int, files: Sequence[WrittenFile], error: str) -> None:
+        """This node's files of the checkpoint of `step` are in the output folder; or why they are not."""
+
+    def published(self, turn: Turn, step: int, error: str) -> None:
+        """What has become of `Ranks.publish`."""
 
     def leave(self, source: str, *, at_once: bool) -> None:
         """This node has to go. `at_once`: without a save."""
@@ -144,6 +159,12 @@ class Crew(Protocol):
     def abandoned(self, turn: Turn, kept: str) -> None:
         """The ranks ended without an agreed save or a failure of their own. `kept`: what there is to resume."""
 
+    def couriers(self) -> Mapping[str, str]:
+        """Addresses of the other nodes' couriers, by name, as far as they are known in this turn."""
+
+    def courier_listens(self, address: str) -> None:
+        """This node's courier does. "": it does not."""
+
     def tick(self) -> None:
         """Called after every wait of the loop."""
 
@@ -154,6 +175,7 @@ class Alone:
     """A run on one node: the next turn follows the last, until something ends the run."""
 
     alone = True
+    peer_place: Callable[[str], Place] | None = None
 
     def __init__(self, seat: Seat, *, first: int, master_port: int | None, stop_exit_code: ExitCode) -> None:
         self._seat, self._next, self._master_port = seat, first, master_port
@@ -161,6 +183,7 @@ class Alone:
         self._stop_source = ""
         self._reason = "start"
         self._over: RunOver | None = None
+        self._ranks: Ranks | None = None
 
     def next_turn(self) -> Turn | RunOver:
         if self._over is not None:
@@ -187,8 +210,22 @@ class Alone:
     def may_commit(self, turn: Turn) -> str:
         return ""
 
+    def start(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
     def waits_at(self, step: int) -> None:
         """`Lifecycle` has decided already."""
+
+    def part_written(self, turn: Turn, step: int, files: Sequence[WrittenFile], error: str) -> None:
+        assert self._ranks is not None  # turns are taken after `start`
+        if error:
+            self._ranks.save_settled(step, error)
+        else:
+            self._ranks.publish(step, files)
+
+    def published(self, turn: Turn, step: int, error: str) -> None:
+        assert self._ranks is not None  # turns are taken after `start`
+        self._ranks.save_settled(step, error)
 
     def leave(self, source: str, *, at_once: bool) -> None:
         self._stop_source = self._stop_source or source
@@ -216,6 +253,12 @@ class Alone:
 
     def abandoned(self, turn: Turn, kept: str) -> None:
         self._over = self._stopped(f"no save at an agreed step; {kept}")
+
+    def couriers(self) -> Mapping[str, str]:
+        return {}
+
+    def courier_listens(self, address: str) -> None:
+        """There is nobody to tell."""
 
     def tick(self) -> None:
         """There is nobody to talk to."""

@@ -10,19 +10,39 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.agent.durable_file import fsync_folder
+from launcher.agent.object_lines import ObjectLines
+from launcher.host.storage import StorageKind
 
 VERSION = 1
 MAX_KEPT_LINES = 10_000
 # What other nodes and later starts decide by: a number that is used twice, or a drill that is carried out twice, would
 # be the price of a machine's loss.
-_DURABLE = frozenset({"drill", "generation_started"})
+_DURABLE = frozenset({"drill", "generation_started", "run_ended"})
 
 
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+class Lines(Protocol):
+    """A file of records that grows. Never raises for what the storage does; `trouble` says what is wrong, and is empty
+    when all is well."""
+
+    path: Path
+    trouble: str
+
+    def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
+        """`durable`: this line and those before it have reached the storage on return, unless there is trouble."""
+
+    def close(self) -> int:
+        """Try once more; the number of lines that could not be written."""
+
+
+def lines_at(path: Path, kind: StorageKind) -> Lines:
+    return ObjectLines(path) if kind is StorageKind.OBJECT else AppendedLines(path)
 
 
 class AppendedLines:
@@ -89,12 +109,19 @@ def _last_byte(path: Path) -> bytes:
 class EventLog:
     """Events of this node (see docs/events.md for names and fields)."""
 
-    def __init__(self, output_dir: Path, node: str, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        node: str,
+        clock: Callable[[], datetime] = utc_now,
+        *,
+        kind: StorageKind = StorageKind.POSIX,
+    ) -> None:
         self.path = events_path(output_dir, node)
         self.node = node
         self.generation = 0
         self._clock = clock
-        self._lines = AppendedLines(self.path)
+        self._lines = lines_at(self.path, kind)
 
     @property
     def trouble(self) -> str:

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,17 +77,20 @@ class ForkServer:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def ask_for_rank(self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path) -> bool:
+    def ask_for_rank(
+        self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path, slots: Sequence[int] = ()
+    ) -> bool:
         """Have one rank forked, which is (or at once becomes) a child of this process; the answer is its pid. False
         where the fork server is gone. Raises OSError where the log cannot be opened.
 
-        `environ` holds only what differs from the fork server's own environment.
+        `environ` holds only what differs from the fork server's own environment; `slots` are descriptors of memory for
+        its snapshots.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             request = json.dumps({"spec": str(spec), "environ": dict(environ)}).encode()
-            socket.send_fds(self._socket, [request], [link.fileno(), log_fd])
+            socket.send_fds(self._socket, [request], [link.fileno(), log_fd, *slots])
         except OSError:
             return False
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from launcher.agent.events import EventLog, utc_now
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
 from launcher.agent.lifecycle import Lifecycle
+from launcher.checkpoint.object_file import read_when_there
 from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
     NodeEvidence,
@@ -46,12 +47,20 @@ class IncidentRecorder:
     """Gathers evidence of this node. `attempt_begins` takes the counters' values, so that only what is new counts."""
 
     def __init__(
-        self, output_dir: Path, events: EventLog, environ: Mapping[str, str], host_facts: Mapping[str, Any]
+        self,
+        output_dir: Path,
+        events: EventLog,
+        environ: Mapping[str, str],
+        host_facts: Mapping[str, Any],
+        *,
+        shown: Callable[[Path], Path] = lambda log: log,
     ) -> None:
+        """`shown`: where people find a log."""
         self._root = output_dir / "ftlaunch" / "incidents"
         self._events = events
         self._environ = environ
         self._host_facts = host_facts
+        self._shown = shown
         self._bundle_trouble = ""
         self._oom_kills_before: int | None = None
         self._began_at = time.time()
@@ -91,7 +100,7 @@ class IncidentRecorder:
                 pid=None,
                 exit_code=code if code is not None and code >= 0 else None,
                 signal=-code if code is not None and code < 0 else None,
-                log_path=str(failure.log_path),
+                log_path=str(self._shown(failure.log_path)),
                 tail=read_tail(failure.log_path),
                 last_step=None,
             )
@@ -123,8 +132,9 @@ class IncidentRecorder:
         if incident.bundle is None:
             return
         try:
-            with (incident.bundle / "summary.md").open("a", encoding="utf-8") as stream:
-                stream.write(f"\n**ftlaunch**: {decision.action.value}: {decision.reason}\n")
+            summary = incident.bundle / "summary.md"  # written anew: object mounts append nothing
+            text = read_when_there(summary)
+            summary.write_text(f"{text}\n**ftlaunch**: {decision.action.value}: {decision.reason}\n", "utf-8")
         except OSError as error:
             console.say(f"summary.md could not be completed: {error}")
 
@@ -136,7 +146,7 @@ class IncidentRecorder:
             pid=process.pid,
             exit_code=exit_.code if exit_ else None,
             signal=exit_.signal if exit_ else None,
-            log_path=str(process.log_path),
+            log_path=str(self._shown(process.log_path)),
             tail=read_tail(process.log_path),
             last_step=lifecycle.ranks[process.rank].step or None,
             killed_by_us=bool(exit_ and exit_.killed_by_us),

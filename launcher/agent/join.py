@@ -10,6 +10,7 @@ from functools import partial
 from launcher.agent.cluster_crew import ClusterCrew
 from launcher.agent.cluster_folder import ClusterFolder
 from launcher.agent.generation import free_port, port_is_free
+from launcher.agent.peer_tier import Place
 from launcher.agent.prepare import Prepared
 from launcher.cluster.membership import Membership
 from launcher.cluster.model import Node
@@ -69,6 +70,9 @@ def join_cluster(
         heartbeat_s=meeting.timing.heartbeat_s,
         say=say,
         stop_exit_code=ExitCode(job.config.spot.exit_code),
+        peer_place=None
+        if job.config.checkpoint.peer == "off"
+        else lambda run_id: Place(node=me.name, run_id=run_id, token=token, host=meeting.host_ip),
     )
 
 

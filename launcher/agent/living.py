@@ -49,10 +49,13 @@ class Agent:
         return found[2] if found else None
 
 
-def life_of_lock(output_dir: Path) -> Agent | None:
+def life_of_lock(output_dir: Path, locks_stay_here: str = "") -> Agent | None:
     """Who holds, or held, the lock of a run on one node; None when there is no lock."""
     path = output_dir / "ftlaunch" / "lock"
-    return Agent("n0", _life(path), _read(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    text = _read(path)
+    return Agent("n0", _life(path, locks_stay_here if text else ""), text)
 
 
 def epoch_of(output_dir: Path, latest_start: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
 from launcher.config.models import ClusterConfig, JobConfig
-from launcher.host.facts import HostFacts, read_host_facts
+from launcher.host.facts import HostFacts, StorageKind, read_host_facts
+from launcher.host.storage import read_disk
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts, read_model_facts
 from launcher.plan.network import choose_network, hosts_of
@@ -124,9 +126,6 @@ def own_agent_here(output_dir: Path) -> str:
     return next((f"{agent.node}, pid {agent.pid}" for agent in agents if lives_here(agent.holder)), "")
 
 
-_FIXED_BYTES = 16 * 2**20  # of a checkpoint: tokenizer, random states, scripts, trainer state
-
-
 def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:
     config, network = job.config, plan.network
     port = config.cluster.master_port
@@ -146,7 +145,12 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         agent_port_free=port_is_free("0.0.0.0", agent_port) if agent_port is not None else None,
         agent_here=own_agent_here(Path(config.output_dir)) if agent_port is not None else "",
         disk_needed_bytes=_disk_needed(config, plan),
-        memory_needed_bytes=_host_memory_needed(plan),
+        scratch=read_disk(_scratch(config)) if facts.storage_kind is StorageKind.OBJECT else None,
+        scratch_needed_bytes=plan.node_forecast.checkpoint_bytes,
+        tensorboard=_writes_tensorboard(config, environ),
+        memory_needed_bytes=plan.node_forecast.ranks_bytes,
+        memory_tier_bytes=plan.node_forecast.tier_bytes if config.checkpoint.memory != "off" else None,
+        memory_tier_required=config.checkpoint.memory != "auto",
         env={**environ, **config.env},
         skip=tuple(config.check.skip),
         num_nodes=plan.num_nodes,
@@ -157,33 +161,26 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
 
 def _disk_needed(config: JobConfig, plan: LaunchPlan) -> int | None:
     """Bytes that are still to be written: `keep` checkpoints, one more that is being written, and `final/`, less what
-    an
-    earlier start of this run has written already.
-
-    14 bytes a parameter for full training (16-bit weights and fp32 Adam states, docs/sizing.md); an adapter has about
-    1 %.
-    """
-    parameters = plan.model.num_parameters
-    if parameters is None:
+    an earlier start of this run has written already."""
+    one_checkpoint = plan.node_forecast.checkpoint_bytes
+    if one_checkpoint is None:
         return None
-    trained = parameters if config.method == "full" else parameters // 100
-    one_checkpoint = 14 * trained + _FIXED_BYTES
     there = sum(
         manifest.total_bytes
         for step, path in list_checkpoints(Path(config.output_dir))
         if (manifest := verify_checkpoint(path, step, hashes=False).manifest) is not None
     )
     # Beside those that are there a new one is always written before an old one is pruned.
-    return max(one_checkpoint, (config.checkpoint.keep + 1) * one_checkpoint - there) + 2 * trained
+    checkpoints = max(one_checkpoint, (config.checkpoint.keep + 1) * one_checkpoint - there)
+    return checkpoints + (plan.node_forecast.final_bytes or 0)
 
 
-def _host_memory_needed(plan: LaunchPlan) -> int | None:
-    """Bytes of host memory. Without GPUs everything lives there; with them the weights are mapped from files, which the
-    ranks of a node share, and each rank has its own copy of what it moves at a time (a GiB is generous)."""
-    parameters = plan.model.num_parameters
-    if parameters is None:
-        return None
-    if plan.device.value == "cpu":
-        bytes_each = 4 if plan.precision.value == "fp32" else 2
-        return plan.num_ranks.value * max(parameters * bytes_each, plan.memory_forecast_bytes or 0)
-    return 2 * parameters + plan.num_ranks.value * 2**30
+def _scratch(config: JobConfig) -> Path:
+    """Where the ranks' temporary files go; they have `env` in their environment."""
+    return Path(config.env.get("TMPDIR") or tempfile.gettempdir())
+
+
+def _writes_tensorboard(config: JobConfig, environ: Mapping[str, str]) -> bool:
+    if {**environ, **config.env}.get("TENSORBOARD_LOGGING_DIR"):
+        return False
+    return config.monitor.tensorboard or "tensorboard" in str(config.training.get("report_to") or "")

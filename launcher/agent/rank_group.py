@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,14 @@ class RankGroup:
         spec_path: Path,
         master_port: int,
         *,
+        slots_of: Callable[[int], Sequence[int]],
         abandoned: Callable[[], bool],
         on_message: Callable[[RankProcess, Message], None],
         on_exit: Callable[[RankProcess, RankExit], None],
     ) -> bool:
         """False when the attempt was `abandoned` (a stop, a dead rank) before all ranks were started.
+
+        `slots_of`: descriptors of this process's memory for the snapshots of a rank.
 
         Raises ForkServerError.
         """
@@ -91,7 +94,7 @@ class RankGroup:
             server = self._ready_server(abandoned, turn.ranks.stop - rank)
             if server is None or abandoned():
                 return False
-            process = self._start_rank(server, turn, rank, master_port, spec_path, abandoned)
+            process = self._start_rank(server, turn, rank, master_port, spec_path, slots_of(rank), abandoned)
             if process is None:
                 return False
             self._watch(process, on_message, on_exit)
@@ -104,6 +107,7 @@ class RankGroup:
         rank: int,
         master_port: int,
         spec_path: Path,
+        slots: Sequence[int],
         abandoned: Callable[[], bool],
     ) -> RankProcess | None:
         """None when the attempt was abandoned and the fork server does not answer."""
@@ -114,7 +118,7 @@ class RankGroup:
         try:
             pid = self._fork_rank(
                 server,
-                partial(server.ask_for_rank, spec_path, contract(turn, rank, master_port), theirs, log_path),
+                partial(server.ask_for_rank, spec_path, contract(turn, rank, master_port), theirs, log_path, slots),
                 abandoned,
             )
             if pid is None:

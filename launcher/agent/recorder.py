@@ -7,23 +7,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.agent.console import Console
-from launcher.agent.events import AppendedLines, EventLog
+from launcher.agent.events import EventLog, Lines
 from launcher.agent.ledger import Progress
 from launcher.agent.lifecycle import RankExit, signal_name
 from launcher.link import Message
+from launcher.policy.save_interval import summarize
 
+_SNAPSHOTS_OF_AN_EVENT = 500
 _QUIET_PHASES = ("training", "saving")  # steps and saved checkpoints speak for these
 
 
 class RunRecorder:
     """Records one start. `attempt_begins` before each generation; `decided_at_s` is when it was decided on."""
 
-    def __init__(self, events: EventLog, samples: AppendedLines, console: Console, progress: Progress) -> None:
+    def __init__(self, events: EventLog, samples: Lines, console: Console, progress: Progress) -> None:
         self.events = events
         self.console = console
         self.progress = progress
         self.input_error: str | None = None
         self.fired_drills: set[int] = set()
+        self.snapshots = SnapshotFigures()
         self._samples = samples
         self._trouble = ""
         self._first_step_seen = False
@@ -37,10 +40,16 @@ class RunRecorder:
             "answered": self._answered,
             "resumed": self._resumed,
             "checkpoint_saved": self._checkpoint_saved,
+            "snapshot": self._snapshot,
+            "stalled": self._stalled,
+            "memory_interval": self._memory_interval,
             "drill": self._drill,
             "user_error": self._user_error,
             "alive": self._alive,
         }
+
+    def attempt_ends(self) -> None:
+        self._tell_snapshots()
 
     def attempt_begins(self, decided_at_s: float, ranks: range) -> None:
         """`ranks` are this node's; the first of them speaks for all of them."""
@@ -127,8 +136,31 @@ class RunRecorder:
             self.events.emit("resumed", **_fields(message))
 
     def _checkpoint_saved(self, rank: int, message: Message) -> None:
-        self.events.emit("checkpoint_saved", **_fields(message))
-        self.console.say(f"checkpoint of step {message['step']} saved in {message['stall_seconds']:.1f} s")
+        self.checkpoint_saved(_fields(message))
+
+    def checkpoint_saved(self, fields: Mapping[str, Any]) -> None:
+        self.events.emit("checkpoint_saved", **fields)
+        durable_s, stall_s = float(fields["durable_seconds"]), float(fields["stall_seconds"])
+        beside = f"; the training waited {stall_s * 1000:.0f} ms" if stall_s < durable_s else ""
+        self.console.say(f"checkpoint of step {fields['step']} saved in {durable_s:.1f} s{beside}")
+
+    def _snapshot(self, rank: int, message: Message) -> None:
+        self.snapshots.sealed(int(message["step"]), int(message["bytes"]), float(message["seconds"]))
+
+    def _stalled(self, rank: int, message: Message) -> None:
+        """Of this node's ranks the slowest counts, so each is counted; one event for many snapshots."""
+        if not message["for_disk"]:
+            self.snapshots.stalled(float(message["seconds"]))
+        if self.snapshots.are_many:
+            self._tell_snapshots()
+
+    def _tell_snapshots(self) -> None:
+        fields = self.snapshots.take()
+        if fields:
+            self.events.emit("memory_saves", **fields)
+
+    def _memory_interval(self, rank: int, message: Message) -> None:
+        self.events.emit("memory_interval", **_fields(message))
 
     def _drill(self, rank: int, message: Message) -> None:
         self.fired_drills.add(int(message["number"]))
@@ -137,6 +169,45 @@ class RunRecorder:
 
     def _user_error(self, rank: int, message: Message) -> None:
         self.input_error = self.input_error or str(message["message"])
+
+
+class SnapshotFigures:
+    """What snapshots in memory have cost, over many of them."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._step = self._num_bytes = 0
+        self._seals_s: list[float] = []
+        self._stalls_s: list[float] = []
+
+    def sealed(self, step: int, num_bytes: int, seconds: float) -> None:
+        self._step, self._num_bytes = step, max(self._num_bytes, num_bytes)
+        self._seals_s.append(seconds)
+
+    def stalled(self, seconds: float) -> None:
+        self._stalls_s.append(seconds)
+
+    @property
+    def are_many(self) -> bool:
+        return len(self._stalls_s) >= _SNAPSHOTS_OF_AN_EVENT
+
+    def take(self) -> dict[str, Any] | None:
+        """Fields of the event `memory_saves`; begins anew. None where there were none."""
+        stall, seal = summarize(self._stalls_s), summarize(self._seals_s)
+        if stall is None or seal is None:
+            return None
+        fields = {
+            "step": self._step,
+            "num": stall.num,
+            "bytes": self._num_bytes,
+            "stall_seconds_median": stall.median_s,
+            "stall_seconds_p99": stall.p99_s,
+            "seal_seconds_median": seal.median_s,
+        }
+        self._clear()
+        return fields
 
 
 def _fields(message: Message) -> dict[str, Any]:

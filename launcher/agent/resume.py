@@ -13,19 +13,25 @@ from launcher.agent.events import EventLog
 from launcher.checkpoint.choose import Choice, choose_checkpoint, set_judged_aside
 from launcher.checkpoint.commit import clear_staging
 from launcher.checkpoint.identity import differences
+from launcher.checkpoint.publish import raise_fence, set_judged_apart
 from launcher.checkpoint.verify import list_checkpoints
+from launcher.checkpoint.whole_step import WholeStep
+from launcher.host.storage import StorageKind
 
 
 @dataclass(frozen=True)
 class Resume:
     """`path` None and `step` 0: from the beginning. `world_size`: how many ranks wrote the checkpoint;
-    `global_batch_size`: the samples of an optimizer step, which the run keeps for life (0 from the beginning)."""
+    `global_batch_size`: the samples of an optimizer step, which the run keeps for life (0 from the beginning); `tier`:
+    where it was found; `snapshots`: what every node has to put together, where `path` is of this node alone."""
 
     path: str | None
     step: int
     samples_seen: int = 0
     world_size: int = 0
     global_batch_size: int = 0
+    tier: str = "disk"
+    snapshots: WholeStep | None = None
 
 
 class LookAgain(Exception):  # noqa: N818 - an outcome, not a defect
@@ -41,6 +47,13 @@ def look_for_resume(output_dir: Path, identity: Mapping[str, Any], *, cancelled:
     return choose_checkpoint(output_dir, identity, cancelled=cancelled)
 
 
+def begin_generation(output_dir: Path, generation: int, kind: StorageKind) -> None:
+    """From now on no earlier generation commits anything, and what they have left half-written is gone."""
+    clear_staging(output_dir, below=generation)
+    if kind is StorageKind.OBJECT:
+        raise_fence(output_dir, generation)
+
+
 def take_resume(
     output_dir: Path,
     choice: Choice,
@@ -49,6 +62,7 @@ def take_resume(
     say: Callable[[str], None],
     *,
     frozen: Mapping[str, Any] = MappingProxyType({}),
+    kind: StorageKind = StorageKind.POSIX,
 ) -> Resume:
     """Clear the staging of earlier generations, set refused folders aside, and say so. Called before `generation`
     starts, while none of its ranks runs, and only by a leader whose turn is still on.
@@ -56,13 +70,16 @@ def take_resume(
     Raises LookAgain unless the newest folder is the chosen one then: a rank of an earlier generation that was allowed
     to commit can do so until the staging is cleared, not later.
     """
-    clear_staging(output_dir, below=generation)
+    begin_generation(output_dir, generation, kind)
     for refused in choice.refused:
-        kept_as = set_judged_aside(refused)
+        kept_as = set_judged_apart(refused) if kind is StorageKind.OBJECT else set_judged_aside(refused)
         if kept_as is None:
             continue  # another node was faster
         events.emit("checkpoint_rejected", path=str(refused.path), reason=refused.reason, kept_as=str(kept_as))
-        say(f"{refused.path.name} is refused: {refused.reason}. It is kept as {kept_as.name}")
+        kept = "It stays where it is, and is no checkpoint any more" if kept_as == refused.path else "It is kept as "
+        say(
+            f"{refused.path.name} is refused: {refused.reason}. {kept}{'' if kept_as == refused.path else kept_as.name}"
+        )
     _require_still_newest(output_dir, choice)
     if choice.taken is None or choice.manifest is None:
         return Resume(None, 0)

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from launcher.agent.cluster_folder import ClusterFolder
 from launcher.agent.completion import finished_already
 from launcher.agent.console import Console
 from launcher.agent.crew import Alone, Crew, Seat
-from launcher.agent.events import AppendedLines, EventLog
+from launcher.agent.events import EventLog, lines_at
 from launcher.agent.incident import IncidentRecorder
 from launcher.agent.join import join_cluster
 from launcher.agent.ledger import Progress, samples_path
+from launcher.agent.object_lock import ObjectRunLock
 from launcher.agent.past import Past, read_past
 from launcher.agent.prepare import Prepared, prepare
 from launcher.agent.recorder import RunRecorder
@@ -27,6 +28,7 @@ from launcher.agent.resume import newest_step
 from launcher.agent.run_lock import RunLock
 from launcher.agent.summary import RunSummary, render_summary, summarise
 from launcher.agent.supervisor import RunSettings, Supervisor
+from launcher.agent.work_folder import WorkFolder
 from launcher.config.load import LoadedJob
 from launcher.config.models import JobConfig
 from launcher.diagnose.redact import HIDDEN, redact_environ
@@ -34,7 +36,7 @@ from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass
 from launcher.event_loop import EventLoop, StopSignals
 from launcher.fanout.head import Head
 from launcher.fanout.plan import plan_fan_out
-from launcher.host.storage import why_locks_stay_here
+from launcher.host.storage import StorageKind, why_locks_stay_here
 from launcher.plan.environment import base_environ
 from launcher.plan.spec import Drill, RankSpec
 from launcher.preflight.finding import Severity, count_by_severity, worst
@@ -88,7 +90,8 @@ def _run_prepared(
     output_dir = prepared.output_dir
     stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)
     if prepared.plan.meeting is None:
-        with RunLock(output_dir, say=console.say, stopped=signals.pending, stop_exit_code=stop_exit_code):
+        run_lock = ObjectRunLock if prepared.facts.storage_kind is StorageKind.OBJECT else RunLock
+        with run_lock(output_dir, say=console.say, stopped=signals.pending, stop_exit_code=stop_exit_code):
             return _run_held(prepared, environ, signals, console, head, folder=None)
     folder = ClusterFolder(
         output_dir,
@@ -114,7 +117,8 @@ def _run_held(
     """While the output folder is held: for this node alone, or together with the others of the run (`folder`)."""
     output_dir, plan, config = prepared.output_dir, prepared.plan, prepared.job.config
     past = read_past(output_dir)
-    events = EventLog(output_dir, NODE if plan.meeting is None else plan.meeting.name)
+    node = NODE if plan.meeting is None else plan.meeting.name
+    events = EventLog(output_dir, node, kind=prepared.facts.storage_kind)
     events.generation = past.last_generation + (folder is None)
     done = finished_already(output_dir, plan.identity, config.training)
     if done is not None:
@@ -181,7 +185,8 @@ def write_launch_files(prepared: Prepared, environ: Mapping[str, str]) -> None:
     (root / "job.yaml").write_text(json.dumps(resolved, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (launch / "hostfile").write_text(plan.hostfile, "utf-8")
     (launch / ".deepspeed_env").write_text(plan.deepspeed_env, "utf-8", "backslashreplace")
-    (launch / ".deepspeed_env").chmod(0o600)
+    with suppress(OSError):  # object mounts have no modes; secrets are not in it
+        (launch / ".deepspeed_env").chmod(0o600)
     (launch / "ds_config.json").write_text(json.dumps(dict(plan.ds_config), indent=2) + "\n", "utf-8")
     redacted = redact_environ(base_environ(plan.variables, environ))
     lines = "".join(f"{name}={value}\n" for name, value in sorted(redacted.items()))
@@ -205,6 +210,7 @@ class _Run:
         config, plan, output_dir = self.prepared.job.config, self.prepared.plan, self.prepared.output_dir
         settings = RunSettings(
             output_dir=output_dir,
+            work_folder=WorkFolder(output_dir, self.prepared.facts.storage_kind),
             spec=self._spec(),
             environ=base_environ(plan.variables, self.environ),
             max_without_progress=config.restart.max_without_progress,
@@ -214,6 +220,7 @@ class _Run:
             token=secrets.token_hex(16),
             drills=drills_of(config),
             fork=self.environ.get("FTLAUNCH_FORK_SERVER", "on") != "off",
+            keep=config.checkpoint.keep,
         )
         node = self.events.node
         self.events.emit(
@@ -227,19 +234,27 @@ class _Run:
         )
         recorder = RunRecorder(
             self.events,
-            AppendedLines(samples_path(output_dir, node)),
+            lines_at(samples_path(output_dir, node), self.prepared.facts.storage_kind),
             self.console,
             Progress(started_at_s=time.monotonic()),
         )
         recorder.fired_drills.update(self.past.fired_drills)
-        incidents = IncidentRecorder(output_dir, self.events, settings.environ, asdict(self.prepared.facts))
+        incidents = IncidentRecorder(
+            output_dir,
+            self.events,
+            settings.environ,
+            asdict(self.prepared.facts),
+            shown=settings.work_folder.shown,
+        )
         loop = EventLoop()
         crew: Crew
         if folder is None:
             seat = Seat(node, plan.network.master_addr, plan.num_ranks.value)
             first, port = self.past.last_generation + 1, config.cluster.master_port
             crew = Alone(seat, first=first, master_port=port, stop_exit_code=settings.stop_exit_code)
-            return Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
+            supervisor = Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
+            crew.start(supervisor)
+            return supervisor
         try:
             crew = join_cluster(self.prepared, folder, loop, self.console.say, self.signals.pending, self.environ)
         except UserError as error:
@@ -267,6 +282,8 @@ class _Run:
             ds_config=plan.ds_config,
             identity=plan.identity,
             global_batch_size=plan.global_batch_size,
+            memory_every=plan.memory_every,
+            storage_kind=self.prepared.facts.storage_kind,
         )
 
 

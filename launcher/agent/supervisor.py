@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launcher.agent.completion import proof_of_completion
 from launcher.agent.console import Console
@@ -31,11 +32,14 @@ from launcher.agent.lifecycle import (
     WaitsAt,
     signal_name,
 )
-from launcher.agent.past import read_past
+from launcher.agent.past import read_failures, read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
-from launcher.agent.resume import LookAgain, Resume, look_for_resume, newest_step, take_resume
+from launcher.agent.resume import newest_step
+from launcher.agent.tiers import Tiers
+from launcher.agent.work_folder import WorkFolder
 from launcher.checkpoint.identity import FROZEN_BY_STATE
+from launcher.cluster.messages import WrittenFile
 from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass
 from launcher.event_loop import CalledOff, EventLoop, StopSignals
@@ -46,12 +50,16 @@ from launcher.plan.spec import Drill, RankSpec
 from launcher.policy.restart import Action as PolicyAction
 from launcher.policy.restart import Decision, FailedAttempt, decide
 
+_TO_BE_CONTINUED = (ExitCode.STOPPED, ExitCode.STOPPED_143)
+_RESCUE_S = 10.0  # for a state that is in memory only; after an agreed save there is none
+
 
 @dataclass(frozen=True)
 class RunSettings:
     """Everything that stays the same over the generations of this start."""
 
     output_dir: Path
+    work_folder: WorkFolder
     spec: RankSpec
     environ: Mapping[str, str]
     max_without_progress: int
@@ -61,6 +69,7 @@ class RunSettings:
     token: str
     drills: tuple[Drill, ...] = ()
     fork: bool = True
+    keep: int = 3
 
 
 class Supervisor:
@@ -98,6 +107,18 @@ class Supervisor:
         self._head = head
         self._signals = signals
         self._group: RankGroup | None = None
+        training = settings.spec.config.get("training", {})
+        self._tiers = Tiers(
+            settings.spec,
+            loop,
+            crew,
+            recorder,
+            settings.environ,
+            settings.token,
+            keep=settings.keep,
+            frozen={key: training.get(key) for key in FROZEN_BY_STATE},
+            tell=self._tell_ranks,
+        )
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -111,12 +132,14 @@ class Supervisor:
             self._console,
             settings.environ,
             settings.token,
-            settings.output_dir / "ftlaunch" / "logs",
+            settings.work_folder.logs,
             fork=settings.fork,
-            spared=lambda: [] if self._head is None or self._head.pid is None else [self._head.pid],
+            spared=self._own_pids,
         )
         try:
             over = self._turns(group)
+            if over.exit_code in _TO_BE_CONTINUED:
+                self._tiers.rescue(_RESCUE_S)
         except UserError as error:
             self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
             raise
@@ -128,6 +151,8 @@ class Supervisor:
         finally:
             group.end()
             self._group = None
+            self._tiers.close()
+            self._say(settings.work_folder.close())
             self._crew.close()
             self._loop.close()
             self.recorder.close()
@@ -140,6 +165,11 @@ class Supervisor:
         )
         self._console.say(f"{over.reason} (exit code {int(over.exit_code)})")
         return over.exit_code
+
+    def _own_pids(self) -> list[int]:
+        """Processes that are not the ranks' or the fork server's."""
+        head = [self._head.pid] if self._head is not None and self._head.pid is not None else []
+        return [*head, *self._tiers.pids]
 
     def _turns(self, group: RankGroup) -> RunOver:
         while True:
@@ -173,7 +203,12 @@ class Supervisor:
             self._crew.drop_out(*self._stuck())
             return
         self._crew.ranks_gone(turn)
+        self._say(self.settings.work_folder.show_logs())
         self._report(turn, incident)
+
+    def _say(self, trouble: str) -> None:
+        if trouble:
+            self._console.say(trouble)
 
     def _orders(self, turn: Turn) -> Orders | None:
         """None where the turn is over before there were any."""
@@ -186,14 +221,20 @@ class Supervisor:
         """On the leader: which checkpoint to continue from, and everything else that ranks are told. Raises CalledOff
         once the turn is over: what follows on it is another leader's to do."""
         settings = self.settings
-        resume = self._resume(turn)
+        resume = self._tiers.resume(turn, partial(self._is_called_off, turn))
         fired = self.recorder.fired_drills | read_past(settings.output_dir).fired_drills  # on other nodes, too
+        failures = read_failures(settings.output_dir)
         spec = replace(
             settings.spec,
+            num_faults=failures.num_faults,
+            trained_s=failures.trained_s,
             generation=turn.number,
             num_nodes=turn.num_nodes,
             global_batch_size=resume.global_batch_size or settings.spec.global_batch_size,
             resume_from=resume.path,
+            resume_tier=resume.tier,
+            resume_snapshots=asdict(resume.snapshots) if resume.snapshots is not None else None,
+            peers=turn.num_nodes > 1 and self._tiers.has_ring,
             drills=tuple(drill for drill in settings.drills if drill.number not in fired),
         )
         slots: dict[str, int] = {}  # two nodes may share a machine; DeepSpeed wants each address once
@@ -203,23 +244,6 @@ class Supervisor:
         hostfile.write_text(hostfile_text(list(slots.items())), "utf-8")
         return Orders(spec.to_json(), resume.step)
 
-    def _resume(self, turn: Turn) -> Resume:
-        """Looking may take long, and is done aside; taking is short, and only where the turn is still on."""
-        settings = self.settings
-        called_off = partial(self._is_called_off, turn)
-        look = partial(look_for_resume, settings.output_dir, settings.spec.identity, cancelled=called_off)
-        frozen = {key: settings.spec.config.get("training", {}).get(key) for key in FROZEN_BY_STATE}
-        while True:
-            choice = self._loop.aside(look, called_off)
-            if called_off() or self._crew.may_commit(turn):
-                raise CalledOff
-            try:
-                return take_resume(
-                    settings.output_dir, choice, turn.number, self._events, self._console.say, frozen=frozen
-                )
-            except LookAgain as change:
-                self._console.say(f"looking once more for the checkpoint to continue from: {change}")
-
     def _attempt(self, group: RankGroup, turn: Turn, orders: Orders) -> Incident | None:
         """None when the ranks ended as asked, or because the turn is over; else what went wrong, already recorded."""
         if not self._has_started:
@@ -227,12 +251,14 @@ class Supervisor:
             self.progress.best_step = orders.resume_step
         self.recorder.attempt_begins(time.monotonic(), turn.ranks)
         self._incidents.attempt_begins(turn.number)
+        self._tiers.begin(turn)
         try:
             started = self._start_ranks(group, turn, orders)
         except ForkServerError as failure:
             group.kill()
             group.wait_for_the_killed()
             group.close()
+            self._tiers.end(stepped=False, failure=None)
             self._crew.failed(turn, str(failure))
             return self._loop.aside(partial(self._incidents.fork_server_failed, turn.number, failure))
         if started:
@@ -242,6 +268,9 @@ class Supervisor:
             group.kill()
             group.wait_for_the_killed()
         self._loop.clear_bounds()
+        first = self._lifecycle.first_failure
+        self._tiers.end(stepped=self._lifecycle.stepped, failure=first.exit if first is not None else None)
+        self.recorder.attempt_ends()
         incident = self._look_for_a_cause(group, turn)
         group.close()
         return incident
@@ -267,9 +296,11 @@ class Supervisor:
         if self._crew.alone:
             port = free_port(turn.master_addr, turn.master_port)
         assert port is not None  # membership's generations have one
-        launch = settings.output_dir / "ftlaunch" / "launch"
-        spec_path = launch / ("spec.json" if self._crew.alone else f"spec-{self._events.node}.json")
-        spec_path.write_text(orders.spec, "utf-8")
+        name = "spec.json" if self._crew.alone else f"spec-{self._events.node}.json"
+        spec = self._tiers.with_own_folder(turn, RankSpec.from_json(orders.spec), partial(self._is_called_off, turn))
+        if spec is None:
+            return False
+        spec_path = settings.work_folder.write_spec(name, spec.to_json())
         self._events.emit(
             "generation_started",
             world_size=turn.world_size,
@@ -277,14 +308,15 @@ class Supervisor:
             master=f"{turn.master_addr}:{port}",
             reason=turn.reason,
         )
-        path = RankSpec.from_json(orders.spec).resume_from
-        origin = f"from step {orders.resume_step} ({path})" if path else "from the beginning"
+        where = spec.resume_from if spec.resume_tier == "disk" else {"memory": "memory"}.get(spec.resume_tier, "memory")
+        origin = f"from step {orders.resume_step} ({where})" if spec.resume_from else "from the beginning"
         nodes = "" if self._crew.alone else f" on {turn.num_nodes} node(s) ({', '.join(s.name for s in turn.seats)})"
         self._console.say(f"attempt {turn.number}: {turn.world_size} rank(s){nodes}, {origin}")
         self._all_started = group.start(
             turn,
             spec_path,
             port,
+            slots_of=self._tiers.slots_of,
             abandoned=lambda: self._is_called_off(turn),
             on_message=self._on_message,
             on_exit=self._on_exit,
@@ -399,6 +431,17 @@ class Supervisor:
     def agree_on_save(self, step: int) -> None:
         self._carry_out(self._lifecycle.agree_on_save(step))
 
+    def publish(self, step: int, files: Sequence[WrittenFile]) -> None:
+        self._tiers.publish(step, files)
+
+    def save_settled(self, step: int, error: str) -> None:
+        self._tiers.settled(step)
+        self._tell_ranks("durable", step=step, error=error)
+
+    def _tell_ranks(self, kind: str, **fields: Any) -> None:
+        if self._group is not None:
+            self._group.tell(kind, **fields)
+
     # -- what happens --------------------------------------------------------------------------------------------------
 
     def _on_message(self, process: RankProcess, message: Message) -> None:
@@ -408,6 +451,7 @@ class Supervisor:
             return
         self._carry_out(self._lifecycle.on_message(process.rank, message))
         self.recorder.message(process.rank, message)
+        self._tiers.on_message(process.rank, message)
         if self._crew.alone and self._lifecycle.stop_source is not None:
             self._note_stop(self._lifecycle.stop_source)
 

@@ -26,6 +26,7 @@ from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 
 STAGING_NAME = "ftlaunch/staging"
 DISPLACED_NAME = ".displaced"
+FENCE_NAME = "writing"  # on object mounts, see publish.py: while it is there its generation may write
 FINAL_NAME = "final"
 _GENERATION = re.compile(r"^gen-(\d+)$")
 _GENERATION_CLEARED = re.compile(r"^cleared-[0-9a-f]+-gen-(\d+)$")
@@ -57,6 +58,10 @@ def clear_staging(output_dir: Path, below: int) -> None:
         if generation is None:
             _remove_staged(path, output_dir)
         elif int(generation.group(1)) < below:
+            if (path / FENCE_NAME).exists():  # all there is of a generation on an object mount
+                (path / FENCE_NAME).unlink(missing_ok=True)
+                remove_tree(path)
+                continue
             doomed = path.with_name(f"cleared-{secrets.token_hex(4)}-{path.name}")
             try:
                 path.rename(doomed)
@@ -123,7 +128,7 @@ def prune(output_dir: Path, keep: int, generation: int) -> list[Path]:
             path.rename(doomed)
         except FileNotFoundError:
             continue
-        _remove(doomed)
+        remove_tree(doomed)
         deleted.append(path)
     return deleted
 
@@ -159,7 +164,7 @@ def _clear_displaced(committed: Path, *, replace: bool | None = None) -> None:
     if not displaced.exists():
         return
     if replace if replace is not None else committed.name == FINAL_NAME:
-        _remove(displaced)
+        remove_tree(displaced)
         return
     with suppress(FileNotFoundError):  # another process was faster
         set_aside(displaced, like=committed)
@@ -170,10 +175,11 @@ def _remove_staged(path: Path, output_dir: Path) -> None:
     for displaced in path.glob(f"*/{DISPLACED_NAME}"):
         if _COMMITTED.match(displaced.parent.name):
             _give_back(displaced, output_dir / displaced.parent.name)
-    _remove(path)
+    remove_tree(path)
 
 
-def _remove(path: Path) -> None:
+def remove_tree(path: Path) -> None:
+    """As far as that goes."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

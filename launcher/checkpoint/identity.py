@@ -7,9 +7,10 @@ two starts of one run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.config.models import JobConfig
+if TYPE_CHECKING:  # the courier, which commits, is to stay small: no pydantic
+    from launcher.config.models import JobConfig
 
 _TRAINING_KEYS = {
     "seed": 42,

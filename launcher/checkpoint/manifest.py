@@ -92,11 +92,14 @@ def read_manifest(folder: Path) -> Manifest:
     return parse_manifest((folder / MANIFEST_NAME).read_text("utf-8"))
 
 
-def hash_file(path: Path, cancelled: Callable[[], bool] = lambda: False) -> FileRecord:
-    """Raises Cancelled as soon as `cancelled()`, which is asked before each block of 4 MiB."""
+def hash_file(path: Path, cancelled: Callable[[], bool] = lambda: False, *, fresh: bool = False) -> FileRecord:
+    """Raises Cancelled as soon as `cancelled()`, which is asked before each block of 4 MiB. `fresh`: what the kernel
+    still has of the file in memory does not count."""
     digest = xxhash.xxh3_128()
     size_bytes = 0
     with path.open("rb", buffering=0) as stream:
+        if fresh:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while True:
             if cancelled():
                 raise Cancelled(f"reading {path}")

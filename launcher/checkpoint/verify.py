@@ -10,6 +10,7 @@ from pathlib import Path
 
 import xxhash
 
+from launcher.checkpoint.in_place import is_set_apart
 from launcher.checkpoint.manifest import MANIFEST_NAME, Manifest, hash_file, parse_manifest
 
 _STEP_FOLDER = re.compile(r"^checkpoint-(\d+)$")
@@ -50,7 +51,13 @@ def mark_of(folder: Path) -> str:
 
 
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of every `checkpoint-N`, highest step first. Steps come from names, never from mtimes."""
+    """(step, folder) of every `checkpoint-N`, highest step first. Steps come from names, never from mtimes. What an
+    object mount has of unfinished and refused ones is left out."""
+    return [(step, path) for step, path in folders_by_step(output_dir) if not is_set_apart(path)]
+
+
+def folders_by_step(output_dir: Path) -> list[tuple[int, Path]]:
+    """As `list_checkpoints`, with what only has the name of one."""
     if not output_dir.is_dir():
         return []
     found = [(int(m.group(1)), p) for p in output_dir.iterdir() if (m := _STEP_FOLDER.match(p.name)) and p.is_dir()]

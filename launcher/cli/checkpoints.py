@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.completion import read_final
-from launcher.checkpoint.verify import Verification, list_checkpoints, verify_checkpoint
+from launcher.checkpoint.in_place import is_rejected
+from launcher.checkpoint.verify import Verification, folders_by_step, list_checkpoints, verify_checkpoint
 from launcher.errors import UserError
 from launcher.preflight.finding import show_bytes
 
@@ -45,6 +46,7 @@ def main(options: argparse.Namespace) -> int:
     rows = look(folders[0], hashes=options.verify)
     final = read_final(folders[0], hashes=options.verify)
     aside = sorted(path.name for path in folders[0].glob("checkpoint-*.rejected*"))
+    aside += sorted(path.name for _, path in folders_by_step(folders[0]) if is_rejected(path))
     if options.json:
         document = {
             "v": 1,

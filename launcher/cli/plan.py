@@ -55,7 +55,9 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
         "ds_config": document["ds_config"],
         "commands": [command(prepared)],
         "hosts": list(plan.place.hosts),
+        "memory_tier": document["memory_tier"],
         "memory_forecast_bytes": plan.memory_forecast_bytes,
+        "node_forecast": document["node_forecast"],
         "notes": plan.notes,
         "resume": prepared.resume_preview(),
     }
@@ -108,10 +110,13 @@ def render(prepared: Prepared) -> Iterator[str]:
         "precision": plan.precision,
         "ZeRO stage": plan.zero_stage,
         "gradient checkpointing": plan.gradient_checkpointing,
+        "checkpoints in memory": plan.memory_tier,
         "LoRA target modules": plan.lora_target_modules,
     }
     for name, choice in chosen.items():
         value = ", ".join(choice.value) if isinstance(choice.value, tuple) else choice.value
+        if choice is plan.memory_tier:
+            value = _how_often(plan.memory_every)
         yield f"  {name + ':':24}{value}  <- {choice.by}: {choice.reason}"
     yield from _network(prepared)
     yield from (f"  {_batch_title(plan, batch) + ':':24}{_batch(plan, batch)}" for batch in batch_sizes(plan))
@@ -120,6 +125,8 @@ def render(prepared: Prepared) -> Iterator[str]:
         size = show_bytes(plan.memory_forecast_bytes)
         forecast = f"{size} of weights, gradients and optimizer; activations come on top"
     yield f"  {'memory of each rank:':24}{forecast}"
+    if plan.node_forecast.checkpoint_bytes is not None:
+        yield f"  {'a checkpoint:':24}{show_bytes(plan.node_forecast.checkpoint_bytes)}"
     yield f"  {'resume:':24}{prepared.resume_preview()}"
     for note in plan.notes:
         yield f"  note: {note}"
@@ -145,6 +152,14 @@ def render(prepared: Prepared) -> Iterator[str]:
     yield from (f"  {line}" for line in json.dumps(dict(plan.ds_config), indent=2).splitlines())
     yield ""
     yield from _commands(prepared)
+
+
+def _how_often(memory_every: int | None) -> str:
+    if memory_every is None:
+        return "off"
+    if memory_every == 0:
+        return "as often as checkpoint.budget allows"
+    return "after every step" if memory_every == 1 else f"every {memory_every} steps"
 
 
 def _meeting(prepared: Prepared) -> Meeting | None:

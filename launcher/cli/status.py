@@ -32,14 +32,18 @@ def look_at(output_dir: Path) -> Standing:
     files = sorted((output_dir / "ftlaunch" / "events").glob("*.jsonl"))
     if not files:
         raise UserError(f"status: {output_dir} holds no run of ftlaunch (no ftlaunch/events/)")
-    events = {path.stem: [event for event in read_json_lines(path) if "event" in event] for path in files}
+    events: dict[str, list[dict[str, Any]]] = {}
+    for path in files:  # on an object mount a node's records are in parts: n0.jsonl, n0.part-0001.jsonl
+        of_node = events.setdefault(path.name.partition(".")[0], [])
+        of_node += [event for event in read_json_lines(path) if "event" in event]
     everything = in_time(event for of_node in events.values() for event in of_node)
     started: dict[str, Any] = next((dict(e) for e in reversed(everything) if e["event"] == "run_started"), {})
     epoch = epoch_of(output_dir, started)
     step = latest_step(output_dir)
+    locks_stay_here = why_locks_stay_here(find_mount(output_dir.resolve()))
     if epoch is None:
-        return stands_alone(everything, life_of_lock(output_dir), step=step)
-    agents = agents_of(output_dir, epoch, why_locks_stay_here(find_mount(output_dir.resolve())))
+        return stands_alone(everything, life_of_lock(output_dir, locks_stay_here), step=step)
+    agents = agents_of(output_dir, epoch, locks_stay_here)
     return stands_together(events, agents, first_generation=first_generation(output_dir, epoch), step=step)
 
 

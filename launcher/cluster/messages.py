@@ -158,3 +158,46 @@ class Orders(Message):
     generation: int
     spec: str
     resume_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskCourier(Message):
+    """Where does your courier listen?"""
+
+
+@dataclass(frozen=True, slots=True)
+class CourierAt(Message):
+    """My courier listens at `address` (`IPv4:port`)."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file of a checkpoint, in the output folder; `name` is relative to the checkpoint."""
+
+    name: str
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartSaved(Message):
+    """To the leader, until it says `SaveOutcome`: this node's files of the checkpoint of `step` are written.
+
+    error: why they are not; then there are no files.
+    """
+
+    generation: int
+    step: int
+    files: tuple[WrittenFile, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOutcome(Message):
+    """From the leader: the checkpoint of `step` has its name. error: why it will not get it."""
+
+    generation: int
+    step: int
+    error: str

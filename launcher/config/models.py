@@ -136,9 +136,29 @@ class CheckpointConfig(Section):
         default=500, ge=1, description="Optimizer steps between two checkpoints on disk", examples=[500]
     )
     keep: int = Field(default=3, ge=1, description="Number of checkpoints kept on disk", examples=[3])
-    memory: Literal["auto", "off", "on"] = Field(
-        default="auto", description="Checkpoints in host memory between those on disk"
+    memory: Literal["auto", "off", "on"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="Checkpoints in host memory between those on disk: after every step (on), every N steps, or as "
+        "often as the budget allows, at best after every step (auto)",
+        examples=["on", 5],
     )
+    budget: float = Field(
+        default=0.01,
+        gt=0,
+        le=0.5,
+        description="With memory: auto: the share of the step time that checkpoints in memory may cost",
+        examples=[0.01],
+    )
+    peer: Literal["auto", "off"] = Field(
+        default="auto", description="With several nodes: keep each one's checkpoints in the memory of another node, too"
+    )
+
+    @property
+    def memory_steps(self) -> int | None:
+        """Steps between two checkpoints in memory where job.yaml fixes them; None for `auto` and `off`."""
+        if self.memory == "on":
+            return 1
+        return self.memory if isinstance(self.memory, int) else None
 
 
 class ClusterConfig(Section):

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.host.cgroups import read_cpu_quota, read_memory_limit
 
 ROOT = Path("/")
+MEMORY_TIGHT = 0.9  # share of the usable memory that a plan may count on: the rest is for what no forecast knows
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # the last one is ARM's
 
 

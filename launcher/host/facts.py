@@ -13,7 +13,8 @@ from launcher.host.compute import Cpu, Memory, read_cpu, read_memory
 from launcher.host.gpus import Gpu, gpu_device_files, read_gpus, select_visible
 from launcher.host.nics import Nic, NicKind, read_nics, read_rdma
 from launcher.host.software import read_versions
-from launcher.host.storage import Disk, Mount, Shm, find_mount, read_disk, read_shm
+from launcher.host.storage import Disk, Mount, Shm, StorageKind, find_mount, read_disk, read_shm
+from launcher.host.storage_probe import StorageProbe, probe_storage
 
 __all__ = [
     "UNLIMITED",
@@ -26,6 +27,8 @@ __all__ = [
     "Nic",
     "NicKind",
     "Shm",
+    "StorageKind",
+    "StorageProbe",
     "read_host_facts",
 ]
 
@@ -54,17 +57,24 @@ class HostFacts:
     missing_gpus: tuple[str, ...] = ()  # entries of CUDA_VISIBLE_DEVICES that name no card
     lost_gpus: tuple[str, ...] = ()  # cards that NVML counts but cannot read, each with the reason
     gpu_device_files: tuple[str, ...] = ()
+    storage: StorageProbe | None = None  # of output_dir; None: not tried
+
+    @property
+    def storage_kind(self) -> StorageKind:
+        return self.storage.kind if self.storage else StorageKind.POSIX
 
     def nic(self, name: str) -> Nic | None:
         return next((nic for nic in self.nics if nic.name == name), None)
 
 
 def read_host_facts(output_dir: Path, environ: Mapping[str, str]) -> HostFacts:
-    """Look at this node. Takes well under a second; bounded even where the output folder's server is dead."""
+    """Look at this node. Takes well under a second, on an object mount a few; bounded even where the output
+    folder's server is dead. A private folder is made beside or in the output folder, and removed."""
     reading = read_gpus()
     visible = select_visible(environ.get("CUDA_VISIBLE_DEVICES"), reading.gpus)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     absolute = Path(os.path.abspath(output_dir))
+    mount = find_mount(absolute)
     return HostFacts(
         hostname=socket.gethostname(),
         gpus=reading.gpus,
@@ -75,7 +85,7 @@ def read_host_facts(output_dir: Path, environ: Mapping[str, str]) -> HostFacts:
         shm=read_shm(),
         nics=read_nics(),
         rdma=read_rdma(),
-        mount=find_mount(absolute),
+        mount=mount,
         disk=read_disk(absolute),
         versions=read_versions() | _driver_versions(reading.driver, reading.cuda_driver),
         nofile_limit=_limit(soft),
@@ -84,6 +94,7 @@ def read_host_facts(output_dir: Path, environ: Mapping[str, str]) -> HostFacts:
         missing_gpus=visible.missing,
         lost_gpus=reading.lost,
         gpu_device_files=gpu_device_files(),
+        storage=probe_storage(absolute, mount),
     )
 
 

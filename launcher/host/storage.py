@@ -1,16 +1,24 @@
-"""`/dev/shm`, and the file system that holds the output folder. Nothing is written: `check` must change nothing."""
+"""`/dev/shm`, and the file system that holds the output folder. Nothing is written here (`storage_probe.py` does)."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from launcher.host.bounded import within
 
 ROOT = Path("/")
 ANSWER_WITHIN_S = 10.0  # a dead NFS server answers never
+
+
+class StorageKind(str, Enum):
+    """How files get their names there. OBJECT: no atomic rename of folders, files are written in one pass."""
+
+    POSIX = "posix"
+    OBJECT = "object"
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,11 @@ def read_shm(path: Path = Path("/dev/shm")) -> Shm | None:
     except OSError:
         return None
     return Shm(str(path), stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def read_disk(output_dir: Path, timeout_s: float = ANSWER_WITHIN_S) -> Disk:
@@ -93,7 +106,7 @@ def why_locks_stay_here(mount: Mount | None) -> str:
 
 
 def _read_disk(output_dir: Path) -> Disk:
-    folder = next(p for p in (output_dir, *output_dir.parents) if p.exists())
+    folder = nearest_existing(output_dir)
     stat = os.statvfs(folder)
     return Disk(
         path=str(folder),

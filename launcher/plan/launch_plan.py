@@ -33,6 +33,7 @@ from launcher.plan.environment import (
     proposals,
     resolve_environment,
 )
+from launcher.plan.forecasts import NodeForecast, choose_memory_tier, forecast_node
 from launcher.plan.launch_files import deepspeed_env_text, hostfile_text
 from launcher.plan.meeting import Meeting, plan_meeting
 from launcher.plan.model_facts import ModelFacts
@@ -48,7 +49,8 @@ class LaunchPlan:
     `num_nodes` and `min_nodes`: the most and the fewest nodes that train together. `num_ranks`: on each node.
     `meeting`: None where no other node takes part, and on a head that is no node itself. `global_batch_size`: samples
     of an optimizer step over all ranks, which stays the same with fewer nodes. `memory_forecast_bytes` is per card at
-    the smallest size, without activations; None where unknown.
+    the smallest size, without activations; None where unknown. `memory_tier`: whether checkpoints are kept in memory,
+    as far as this node is concerned. `memory_every`: how often, as `RankSpec` says it.
     """
 
     place: Place
@@ -70,6 +72,9 @@ class LaunchPlan:
     identity: Mapping[str, Any]
     model: ModelFacts
     memory_forecast_bytes: int | None
+    node_forecast: NodeForecast
+    memory_tier: Chosen[bool]
+    memory_every: int | None
     notes: tuple[str, ...] = ()  # what was asked for and is not done in this version
 
     @property
@@ -138,6 +143,21 @@ def make_plan(
         if model.num_parameters
         else None
     )
+    targets = choose_lora_targets(config, model)
+    node_forecast = forecast_node(
+        config,
+        model,
+        targets.value,
+        device=device.value,
+        precision=precision.value,
+        zero_stage=zero_stage.value,
+        num_ranks=num_ranks.value,
+        nodes=(place.min_nodes, place.max_nodes),
+        card_bytes=forecast,
+    )
+    tier = Chosen(config.checkpoint.memory != "off", "decided on each node")
+    if not is_head_only:
+        tier = choose_memory_tier(config, facts.memory, node_forecast)
     return LaunchPlan(
         place=place,
         num_nodes=place.max_nodes,
@@ -149,7 +169,7 @@ def make_plan(
         precision=precision,
         zero_stage=zero_stage,
         gradient_checkpointing=choose_gradient_checkpointing(config, device.value),
-        lora_target_modules=choose_lora_targets(config, model),
+        lora_target_modules=targets,
         network=network,
         variables=variables,
         ds_config=ds_config,
@@ -160,6 +180,9 @@ def make_plan(
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
         memory_forecast_bytes=forecast,
+        node_forecast=node_forecast,
+        memory_tier=tier,
+        memory_every=(config.checkpoint.memory_steps or 0) if tier.value else None,
         notes=(
             *_asked_but_not_done(config),
             *_left_out(environ),
@@ -213,8 +236,10 @@ def _asked_but_not_done(config: JobConfig) -> tuple[str, ...]:
         notes.append("restart.adjust: nothing is adjusted after an out-of-memory error; the run stops with the remedy")
     if "notice" in config.spot.model_fields_set and config.spot.notice == "auto":
         notes.append("spot.notice: SIGTERM is the only notice of a preemption that this version listens to")
-    if "memory" in config.checkpoint.model_fields_set and config.checkpoint.memory == "auto":
-        notes.append("checkpoint.memory: checkpoints are on disk only in this version")
+    if "budget" in config.checkpoint.model_fields_set and config.checkpoint.memory != "auto":
+        notes.append(
+            f"checkpoint.budget has no effect with checkpoint.memory: {config.checkpoint.memory}; it is for auto"
+        )
     return tuple(notes)
 
 
@@ -259,10 +284,6 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
         )
     if config.monitor.prometheus_port:
         raise NotInThisVersion(f"{job.path}: monitor.prometheus_port is not in this version; set it to 0")
-    if config.checkpoint.memory == "on":
-        raise NotInThisVersion(
-            f"{job.path}: checkpoint.memory: on (checkpoints in memory) is not in this version; use auto or off"
-        )
     if config.restart.hang_seconds != "auto":
         raise NotInThisVersion(
             f"{job.path}: restart.hang_seconds (finding hangs) is not in this version; leave it auto"

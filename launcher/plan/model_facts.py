@@ -11,7 +11,11 @@ from launcher.config.inputs import model_folder
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`num_parameters` is computed from the shape of a dense decoder; None where config.json does not give it."""
+    """Computed from the shape of a dense decoder; None where config.json does not give it.
+
+    `attention_size`: all query heads together, `kv_size`: all key heads. `ties_embeddings`: the output head is the
+    embedding.
+    """
 
     source: str
     model_type: str | None = None
@@ -19,6 +23,10 @@ class ModelFacts:
     hidden_size: int | None = None
     num_layers: int | None = None
     vocab_size: int | None = None
+    attention_size: int | None = None
+    kv_size: int | None = None
+    inner_size: int | None = None
+    ties_embeddings: bool = False
 
 
 def read_model_facts(path: str) -> ModelFacts:
@@ -37,10 +45,41 @@ def read_model_facts(path: str) -> ModelFacts:
         source=path,
         model_type=config.get("model_type"),
         num_parameters=count_parameters(config),
+        **_inner_shape(config),
         hidden_size=config.get("hidden_size"),
         num_layers=config.get("num_hidden_layers"),
         vocab_size=config.get("vocab_size"),
     )
+
+
+def linear_shapes(model: ModelFacts) -> dict[str, tuple[int, int]]:
+    """Name -> (inputs, outputs) of the linear layers of one block; empty where they are not known."""
+    hidden, attention, kv, inner = model.hidden_size, model.attention_size, model.kv_size, model.inner_size
+    if hidden is None or attention is None or kv is None or inner is None:
+        return {}
+    return {
+        "q_proj": (hidden, attention),
+        "k_proj": (hidden, kv),
+        "v_proj": (hidden, kv),
+        "o_proj": (attention, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
+
+
+def _inner_shape(config: dict[str, Any]) -> dict[str, Any]:
+    """Nothing for what `count_parameters` does not take for a dense decoder either."""
+    if count_parameters(config) is None:
+        return {}
+    heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    return {
+        "attention_size": heads * head_dim,
+        "kv_size": int(config.get("num_key_value_heads") or heads) * head_dim,
+        "inner_size": int(config["intermediate_size"]),
+        "ties_embeddings": bool(config.get("tie_word_embeddings")),
+    }
 
 
 def count_parameters(config: dict[str, Any]) -> int | None:

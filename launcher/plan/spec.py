@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.host.storage import StorageKind
+
 
 @dataclass(frozen=True)
 class Drill:
@@ -25,7 +27,11 @@ class RankSpec:
     """The same for every rank of a generation; rank numbers come from DeepSpeed's environment variables.
 
     `config` is the resolved job.yaml; `global_batch_size` the samples of an optimizer step over all ranks, the same for
-    the whole life of a run; `resume_from` a folder that the agent has verified; `identity` goes into manifests.
+    the whole life of a run; `resume_from` a folder that the agent has verified, of tier `resume_tier`;
+    `resume_snapshots`: what each node has to put together for that (a `WholeStep`); `identity` goes into manifests;
+    `memory_every`: optimizer steps between two snapshots in memory, 0 for as often as the budget allows, None for none
+    at all; `peers`: they are kept on the next node, too; `num_faults` in `trained_s` seconds of training: what this run
+    has seen so far.
     """
 
     output_dir: str
@@ -43,6 +49,13 @@ class RankSpec:
     global_batch_size: int
     num_nodes: int = 1
     resume_from: str | None = None
+    resume_tier: str = "disk"
+    resume_snapshots: Mapping[str, Any] | None = None
+    peers: bool = False
+    memory_every: int | None = None
+    num_faults: int = 0
+    trained_s: float = 0.0
+    storage_kind: StorageKind = StorageKind.POSIX  # of output_dir
     drills: tuple[Drill, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -51,6 +64,7 @@ class RankSpec:
     @staticmethod
     def from_json(text: str) -> RankSpec:
         raw = json.loads(text)
+        raw["storage_kind"] = StorageKind(raw["storage_kind"])
         raw["drills"] = tuple(Drill(**drill) for drill in raw["drills"])
         if isinstance(raw["lora_target_modules"], list):
             raw["lora_target_modules"] = tuple(raw["lora_target_modules"])

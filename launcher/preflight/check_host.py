@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.host.compute import MEMORY_TIGHT
 from launcher.host.facts import UNLIMITED, Memory
 from launcher.i18n import Text
 from launcher.preflight.finding import Finding, Severity, show_bytes
@@ -10,7 +11,6 @@ from launcher.preflight.inputs import PreflightInputs, Reader
 # DataLoader workers pass tensors as file descriptors, one for each tensor in flight: 1024 does not last.
 NOFILE_WITH_WORKERS, NOFILE_WITHOUT = 65536, 4096
 NOFILE_FAILS_BELOW = 256  # libraries, NCCL's sockets and logs of a single rank come near this
-MEMORY_TIGHT = 0.9
 
 STACK = ("torch", "transformers", "accelerate", "deepspeed")
 STACK_OF_METHOD = {"full": (), "lora": ("peft",), "qlora": ("peft", "bitsandbytes")}
@@ -35,17 +35,43 @@ def check_memory(inputs: PreflightInputs) -> tuple[Finding, ...]:
         "use fewer ranks on a node (cluster.nproc_per_node) or deepspeed.offload_optimizer: false",
         "减少每个节点的 rank 数（cluster.nproc_per_node），或设置 deepspeed.offload_optimizer: false",
     )
-    more = {
-        Reader.DLC: Text(
-            "raise Memory of the DLC job's resource configuration", "调大 DLC 任务资源配置中的内存（Memory）"
-        ),
-        Reader.KUBERNETES: Text("raise the pod's memory limit", "调大 Pod 的内存上限"),
-        Reader.SLURM: Text("ask for more with `--mem`", "用 `--mem` 申请更多内存"),
-        Reader.CONTAINER: Text("raise the container's `--memory`", "调大容器的 `--memory`"),
-        Reader.BARE: Text("end other programs on this machine", "结束本机上的其他程序"),
-    }[inputs.reader]
+    more = _more_memory(inputs.reader)
     remedy = Text(f"{more.en}, {less.en}", f"{more.zh}，{less.zh}")
     return (Finding("memory.host", severity, measured, bound, message, remedy),)
+
+
+def check_memory_tier(inputs: PreflightInputs) -> tuple[Finding, ...]:
+    """Checkpoints in memory, beside what the ranks need themselves. Where job.yaml leaves it open they are off then
+    (`launcher.plan.forecasts.choose_memory_tier` decides by the same bound)."""
+    memory, needed = inputs.facts.memory, inputs.memory_tier_bytes
+    if memory is None or needed is None:
+        return ()
+    ranks = inputs.memory_needed_bytes or 0
+    free = max(0, memory.usable_bytes - ranks)
+    measured, bound = f"{show_bytes(free)} left by the ranks", f">= {show_bytes(needed)}"
+    if needed + ranks <= MEMORY_TIGHT * memory.usable_bytes:
+        return (Finding("memory.tier", Severity.OK, measured, bound, Text("room in memory", "内存中放得下")),)
+    sizes = Text(
+        f"memory tier needs {show_bytes(needed)} on this node, {show_bytes(free)} are free",
+        f"内存检查点在本机需要 {show_bytes(needed)}，可用 {show_bytes(free)}",
+    )
+    off = Text(
+        ": it is off, and after a fault the run goes on from the checkpoint on disk",
+        "：因此已关闭，故障后从磁盘上的检查点继续",
+    )
+    killed = Text(
+        ": the kernel may kill a rank (SIGKILL, exit code -9 or 137)",
+        "：内核可能杀死某个 rank（SIGKILL，退出码 -9 或 137）",
+    )
+    what = killed if inputs.memory_tier_required else off
+    more, peer = _more_memory(inputs.reader), Text("", "")
+    if inputs.num_nodes > 1:
+        peer = Text(", set checkpoint.peer: off (a third less)", "，设置 checkpoint.peer: off（减少三分之一）")
+    instead = Text(" or set checkpoint.memory: off", "，或设置 checkpoint.memory: off")
+    remedy = Text(f"{more.en}{peer.en}{instead.en}", f"{more.zh}{peer.zh}{instead.zh}")
+    severity = Severity.ERROR if inputs.memory_tier_required and needed > free else Severity.WARNING
+    message = Text(sizes.en + what.en, sizes.zh + what.zh)
+    return (Finding("memory.tier", severity, measured, bound, message, remedy),)
 
 
 def check_nofile(inputs: PreflightInputs) -> tuple[Finding, ...]:
@@ -87,6 +113,18 @@ def _show_memory(memory: Memory) -> str:
     used = show_bytes(memory.cgroup_used_bytes or 0)
     limit = show_bytes(memory.cgroup_limit_bytes)
     return f"{show_bytes(memory.usable_bytes)} available (cgroup limit {limit}, {used} used)"
+
+
+def _more_memory(reader: Reader) -> Text:
+    return {
+        Reader.DLC: Text(
+            "raise Memory of the DLC job's resource configuration", "调大 DLC 任务资源配置中的内存（Memory）"
+        ),
+        Reader.KUBERNETES: Text("raise the pod's memory limit", "调大 Pod 的内存上限"),
+        Reader.SLURM: Text("ask for more with `--mem`", "用 `--mem` 申请更多内存"),
+        Reader.CONTAINER: Text("raise the container's `--memory`", "调大容器的 `--memory`"),
+        Reader.BARE: Text("end other programs on this machine", "结束本机上的其他程序"),
+    }[reader]
 
 
 def _raise_hard_limit(reader: Reader, wanted: int) -> Text:

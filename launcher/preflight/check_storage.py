@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.host.facts import Disk, Shm
 from launcher.host.storage import why_locks_stay_here
 from launcher.i18n import Text
+from launcher.preflight.check_mount import shares_an_object_mount
 from launcher.preflight.finding import Finding, Severity, show_bytes
 from launcher.preflight.inputs import PreflightInputs, Reader
 
@@ -121,6 +122,9 @@ def check_disk_shared(inputs: PreflightInputs) -> tuple[Finding, ...]:
     mount = inputs.facts.mount
     if mount is None or inputs.num_nodes == 1:
         return ()
+    on_objects = shares_an_object_mount(inputs)
+    if on_objects is not None:
+        return (on_objects,)
     measured, bound = f"{mount.fstype} at {mount.path}", "one folder for all nodes, with locks"
     if mount.fstype in LOCAL_FSTYPES:
         message = Text(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from launcher.i18n import Text
-from launcher.preflight import check_gpus, check_host, check_network, check_storage
+from launcher.preflight import check_gpus, check_host, check_mount, check_network, check_storage
 from launcher.preflight.finding import Finding, Severity
 from launcher.preflight.inputs import PreflightInputs
 
@@ -24,9 +24,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "gpu.mixed": check_gpus.check_mixed,
         "shm.size": check_storage.check_shm,
         "memory.host": check_host.check_memory,
+        "memory.tier": check_host.check_memory_tier,
         "limits.nofile": check_host.check_nofile,
         "disk.writable": check_storage.check_disk_writable,
+        "disk.kind": check_mount.check_disk_kind,
         "disk.free": check_storage.check_disk_free,
+        "disk.scratch": check_mount.check_disk_scratch,
         "disk.durable": check_storage.check_disk_durable,
         "disk.shared": check_storage.check_disk_shared,
         "net.interface": check_network.check_interface,

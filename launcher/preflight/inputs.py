@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from launcher.host.facts import Gpu, HostFacts
+from launcher.host.facts import Disk, Gpu, HostFacts
 
 
 class Reader(Enum):
@@ -36,7 +36,12 @@ class PreflightInputs:
     agent_port_free: bool | None = None
     agent_here: str = ""  # this run's own agent, where it lives on this machine already
     disk_needed_bytes: int | None = None
-    memory_needed_bytes: int | None = None
+    scratch: Disk | None = None  # this node's own disk, where checkpoints are made on an object mount
+    scratch_needed_bytes: int | None = None
+    tensorboard: bool = False  # event files below output_dir
+    memory_needed_bytes: int | None = None  # by the ranks of this node
+    memory_tier_bytes: int | None = None  # by checkpoints in memory; None: switched off
+    memory_tier_required: bool = False  # job.yaml asks for them, it does not leave it open
     env: Mapping[str, str] = field(default_factory=dict)  # what the user and the platform have set
     skip: tuple[str, ...] = ()
     num_nodes: int = 1

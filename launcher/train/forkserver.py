@@ -7,7 +7,8 @@ Invariants:
 - every rank asks the kernel for SIGKILL when the agent dies.
 
 Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec path,
-the rank's own environment variables) with two descriptors (the rank's end of its link, its log file); the server
+the rank's own environment variables) with descriptors (the rank's end of its link, its log file, and its slots in
+memory that the agent owns, if any); the server
 answers `{"pid": ...}`. The first thing the server sends is `{"ready": ...}`.
 """
 
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +30,7 @@ from launcher.process import die_with_parent, wait_until_adopted
 FD_VARIABLE = "FTLAUNCH_FORKSERVER_FD"
 ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"  # become the first rank instead of forking (where CUDA cannot be forked)
 _REQUEST_BYTES = 1 << 20
+_MAX_DESCRIPTORS = 16
 
 
 def main() -> int:
@@ -49,7 +52,7 @@ def main() -> int:
     server.send(json.dumps(facts).encode())
     while True:
         try:
-            packet, fds, _, _ = socket.recv_fds(server, _REQUEST_BYTES, 2)
+            packet, fds, _, _ = socket.recv_fds(server, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         except InterruptedError:
             continue
         if not packet:
@@ -58,8 +61,8 @@ def main() -> int:
         if os.environ.pop(ONCE_VARIABLE, None):
             server.send(json.dumps({"pid": os.getpid()}).encode())
             server.close()
-            _become_rank(request, link_fd=fds[0], log_fd=fds[1])
-        pid = fork_rank(request, link_fd=fds[0], log_fd=fds[1], agent_pid=agent_pid, server=server)
+            _become_rank(request, fds)
+        pid = fork_rank(request, fds, agent_pid=agent_pid, server=server)
         for fd in fds:
             os.close(fd)
         server.send(json.dumps({"pid": pid}).encode())
@@ -101,7 +104,7 @@ def cuda_touched() -> bool:
     return any(target.startswith("/dev/nvidia") and target != "/dev/nvidiactl" for target in targets)
 
 
-def fork_rank(request: dict[str, Any], *, link_fd: int, log_fd: int, agent_pid: int, server: socket.socket) -> int:
+def fork_rank(request: dict[str, Any], fds: Sequence[int], *, agent_pid: int, server: socket.socket) -> int:
     """Fork twice, so that the rank is adopted by the agent; the rank's pid."""
     read_end, write_end = os.pipe()
     server_pid = os.getpid()
@@ -119,7 +122,7 @@ def fork_rank(request: dict[str, Any], *, link_fd: int, log_fd: int, agent_pid: 
         wait_until_adopted(agent_pid)
         die_with_parent(agent_pid)
         os.setpgid(0, 0)  # its own process group, so that its workers can be ended with it
-        _become_rank(request, link_fd=link_fd, log_fd=log_fd)
+        _become_rank(request, fds)
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         pid = int(pipe.read())
@@ -127,14 +130,15 @@ def fork_rank(request: dict[str, Any], *, link_fd: int, log_fd: int, agent_pid: 
     return pid
 
 
-def _become_rank(request: dict[str, Any], *, link_fd: int, log_fd: int) -> NoReturn:
-    """Take over environment, log and link, run, and leave without the server's exit handlers."""
+def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> NoReturn:
+    """Take over environment, link, log and slots, run, and leave without the server's exit handlers."""
+    link_fd, log_fd, *slots = fds
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.environ.update(request["environ"])
     status = 1
     try:
-        status = run(Path(request["spec"]), link_fd)
+        status = run(Path(request["spec"]), link_fd, slots)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # noqa: BLE001 - the process's edge: the traceback is the evidence for the agent
@@ -147,7 +151,7 @@ def _become_rank(request: dict[str, Any], *, link_fd: int, log_fd: int) -> NoRet
         os._exit(status)
 
 
-def run(spec_path: Path, link_fd: int) -> int:
+def run(spec_path: Path, link_fd: int, slots: Sequence[int]) -> int:
     """One rank, with SIGTERM turned into a notice for the agent."""
     from launcher.link import STOP_SIGNALS, Link
     from launcher.plan.spec import RankSpec
@@ -164,7 +168,7 @@ def run(spec_path: Path, link_fd: int) -> int:
     signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget_parent_signals)
     link.send("hello", pid=os.getpid())
-    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link)
+    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link, slots)
 
 
 def _forget_parent_signals() -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -37,13 +38,16 @@ class RankPlace:
         return RankPlace(int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]))
 
 
-def run_rank(spec: RankSpec, link: Link) -> int:
-    """Train as `spec` says; the process's exit status. A user's mistake prints one line, not a traceback."""
+def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = ()) -> int:
+    """Train as `spec` says; the process's exit status. A user's mistake prints one line, not a traceback.
+
+    `slots`: descriptors of the agent's memory for snapshots of this rank.
+    """
     place = RankPlace.from_environ()
     _configure_logging(place.rank)
     config = JobConfig.model_validate(spec.config)
     try:
-        _train(spec, config, place, link)
+        _train(spec, config, place, link, slots)
     except UserError as error:
         link.send("user_error", message=str(error))
         log.info("error: %s", error)  # in this rank's log; the agent shows it once for all
@@ -51,7 +55,7 @@ def run_rank(spec: RankSpec, link: Link) -> int:
     return 0
 
 
-def _train(spec: RankSpec, config: JobConfig, place: RankPlace, link: Link) -> None:
+def _train(spec: RankSpec, config: JobConfig, place: RankPlace, link: Link, slots: Sequence[int]) -> None:
     from launcher.train.arguments import training_arguments
     from launcher.train.model import load_model_and_tokenizer, prepare_model_files
 
@@ -70,7 +74,7 @@ def _train(spec: RankSpec, config: JobConfig, place: RankPlace, link: Link) -> N
     phases.enter("encoding data")
     from launcher.train.program import FineTuning
 
-    job = FineTuning(spec, config, place, link, phases, arguments, model, tokenizer)
+    job = FineTuning(spec, config, place, link, phases, arguments, model, tokenizer, slots)
     job.run()
     disconnect()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from launcher.checkpoint.commit import commit_folder, staging_root
 from launcher.checkpoint.manifest import read_manifest
 from launcher.config.models import JobConfig
 from launcher.data.batches import Collator, RankBatchSampler, RankLoader, SampleDataset
@@ -46,8 +45,10 @@ class FineTuning:
         arguments: Any,
         model: Any,
         tokenizer: Any,
+        slots: Sequence[int],
     ) -> None:
         self.spec, self.config, self.place = spec, config, place
+        self.slots = slots
         self.link, self.phases = link, phases
         self.alive = Alive(link)
         self.data_digest = ""
@@ -66,6 +67,7 @@ class FineTuning:
         self.phases.enter("preparing engine")
         trainer = self._trainer(train, evaluation)
         trainer.train(resume_from_checkpoint=self.spec.resume_from)
+        trainer.wait_until_durable()
         if trainer.resilience.stopped_at is not None:
             self.link.send("stopped", step=trainer.resilience.stopped_at)
             return
@@ -147,6 +149,7 @@ class FineTuning:
             alive=self.alive,
             data_digest=self.data_digest,
             link=self.link,
+            slots=self.slots,
             make_loader=make_loader,
             model=self.model,
             args=arguments,
@@ -178,8 +181,7 @@ class FineTuning:
         """`final/`: adapter or model and tokenizer, committed as a checkpoint is. All ranks take part (ZeRO-3
         gathers)."""
         output_dir = self.spec.output_path
-        staged = staging_root(output_dir, self.spec.generation) / "final"
-        final = output_dir / "final"
+        staged = trainer.staged.root() / "final"
         trainer.save_model(str(staged), _internal_call=True)
         barrier()
         if self.place.rank == 0:
@@ -187,11 +189,14 @@ class FineTuning:
             self.tokenizer.save_pretrained(staged)
             (staged / "README.md").write_text(model_card(self.spec, self.config, trainer), "utf-8")
             make_readable(staged)
-            manifest = trainer.manifest(staged, kind="final")
-            allowed = partial(ask_to_commit, self.link, trainer.state.global_step, "final/")
-            commit_folder(staged, final, manifest, replace=True, may_commit=allowed)
         barrier()
-        return final
+        _, files = trainer.staged.put("final")
+        if self.place.rank == 0:
+            manifest = trainer.manifest(files, kind="final")
+            allowed = partial(ask_to_commit, self.link, trainer.state.global_step, "final/")
+            trainer.staged.publish("final", manifest, replace=True, may_commit=allowed)
+        barrier()
+        return output_dir / "final"
 
     def _answer(self, which: str) -> None:
         """Let the model answer `sample_questions` (greedy), on rank 0."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 
 @contextlib.contextmanager
@@ -23,6 +25,19 @@ def random_state_kept() -> Iterator[None]:
         torch.random.set_rng_state(cpu_state)
         if cuda_state is not None:
             torch.cuda.set_rng_state(cuda_state)
+
+
+def random_states() -> dict[str, Any]:
+    """What `Trainer._load_rng_state` reads from rng_state.pth."""
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        all_devices = dist.is_initialized() and dist.get_world_size() > 1
+        states["cuda"] = torch.cuda.random.get_rng_state_all() if all_devices else torch.cuda.random.get_rng_state()
+    return states
 
 
 def seed_anew(seed: int, step: int, world_size: int, rank: int) -> None:

@@ -13,7 +13,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ import torch
 import torch.distributed as dist
 import transformers.trainer as trainer_module
 from deepspeed.runtime.engine import DeepSpeedEngine
+from peft import PeftModel
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from launcher.checkpoint.commit import commit_folder, prune, staging_root
 from launcher.checkpoint.identity import FROZEN_BY_STATE
-from launcher.checkpoint.manifest import Manifest, read_manifest, record_files
+from launcher.checkpoint.manifest import FileRecord, Manifest, read_manifest
+from launcher.checkpoint.publish import prune_published
+from launcher.checkpoint.snapshot import SnapshotIdentity
 from launcher.checkpoint.verify import missing_state
 from launcher.config.models import JobConfig
 from launcher.data.batches import SAMPLE_KEY, RankLoader
@@ -35,10 +38,14 @@ from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import Drill, RankSpec
 from launcher.train.alive import Alive
+from launcher.train.capture import EngineCapture, Part, model_part, trainer_parts
 from launcher.train.commit_permit import ask_to_commit
 from launcher.train.loss import mean_over_the_step
+from launcher.train.memory_saver import MemorySaver
 from launcher.train.other_world import divide_anew_when_needed
 from launcher.train.random_state import random_state_kept, seed_anew
+from launcher.train.snapshot_rhythm import SnapshotRhythm
+from launcher.train.staged_save import StagedSave
 from launcher.train.stop_request import StopRequest
 from launcher.train.versions import stack_versions
 
@@ -62,11 +69,11 @@ def seek_instead_of_skipping() -> None:
 class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
     """Tells the agent about every step, carries out drills, and turns an agreed save into the Trainer's own."""
 
-    def __init__(self, spec: RankSpec, link: Link, rank: int) -> None:
+    def __init__(self, spec: RankSpec, link: Link, rank: int, saver: MemorySaver | None) -> None:
         self.link = link
         self.rank = rank
         self.drills: tuple[Drill, ...] = tuple(d for d in spec.drills if d.rank == rank)
-        self.stop = StopRequest(link)
+        self.stop = StopRequest(link, saver.on_message) if saver else StopRequest(link)
         self.samples: list[int] = []
         self.stopped_at: int | None = None
 
@@ -127,6 +134,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         link: Link,
         alive: Alive,
         data_digest: str,
+        slots: Sequence[int],
         make_loader: Callable[[], RankLoader],
         **kwargs: Any,
     ) -> None:
@@ -135,9 +143,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.link = link
         self._make_loader = make_loader
         self._staging = False
+        self.staged = StagedSave(spec)
         self.alive = alive
         self.data_digest = data_digest
-        self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index)
+        self.saver = self._saver(slots, kwargs["args"]) if slots and spec.memory_every is not None else None
+        self._engine_capture: EngineCapture | None = None
+        self._snapshot_of = self._steps_ended = 0  # the latest step with a snapshot, and the latest at all
+        self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index, self.saver)
         super().__init__(*args, **kwargs)
         if not self.model_accepts_loss_kwargs:
             self.compute_loss_func = mean_over_the_step(self.label_smoother)
@@ -146,6 +158,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.remove_callback(PrinterCallback)  # the same figures go to the agent, which shows them
         seek_instead_of_skipping()
         divide_anew_when_needed(self._tell_phase)
+
+    def _saver(self, slots: Sequence[int], args: Any) -> MemorySaver:
+        spec, budget = self.spec, self.config.checkpoint.budget
+        rhythm = SnapshotRhythm(spec, budget, self.link, device=args.device, rank=args.process_index)
+        return MemorySaver(
+            slots, self.link, rhythm, generation=spec.generation, resumed_from=resumed_step(spec), peers=spec.peers
+        )
 
     def _tell_phase(self, name: str) -> None:
         self.link.send("phase", name=name)
@@ -160,6 +179,12 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         ids = inputs.pop(SAMPLE_KEY).tolist()
         self.resilience.samples.extend(i for i in ids if i != GHOST)
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        if self.saver is not None and self.accelerator.sync_gradients:
+            self.saver.fence()  # the step's last backward pass is next: its collective lets the other ranks go on
         return loss
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +206,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             self.link.send(
                 "resumed",
                 step=self.state.global_step,
-                tier="disk",
+                tier=self.spec.resume_tier,
                 path=resume_from_checkpoint,
                 samples_seen=self.samples_seen(),
                 seconds=round(time.monotonic() - started, 3),
@@ -217,12 +242,56 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
     # -- save ----------------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging_root()) if self._staging else str(super()._get_output_dir(trial))
+        return str(self.staged.root()) if self._staging else str(super()._get_output_dir(trial))
 
-    def _staging_root(self) -> Path:
-        return staging_root(self.spec.output_path, self.spec.generation)
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """After it, not before: a resume from this step repeats neither its log, nor its evaluation, nor its save."""
+        step = self.state.global_step
+        is_after_a_step = step > self._steps_ended  # it is called at the end of an epoch, too
+        if self.saver is not None and is_after_a_step:
+            self._steps_ended = step
+            self.saver.rhythm.step_ended(step)
+        if self.control.should_evaluate and self.saver is not None:
+            self.saver.rhythm.pause()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.saver is not None and is_after_a_step and step > self._snapshot_of and self.saver.rhythm.is_due(step):
+            self._take_snapshot(for_disk=False)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.saver is not None:
+            self._take_snapshot(for_disk=True)
+        else:
+            self._save_at_once(model, trial)
+
+    def _take_snapshot(self, *, for_disk: bool) -> None:
+        spec, step, rank = self.spec, self.state.global_step, self.args.process_index
+        assert self.saver is not None  # or nobody would have called
+        if for_disk:
+            self.store_flos()
+        self._snapshot_of = step
+        self.saver.save(
+            SnapshotIdentity(spec.run_id, spec.config_sha, spec.generation, step, rank, self.args.world_size),
+            partial(self._capture, for_disk=for_disk),
+            lambda: asdict(self.manifest({}, kind="checkpoint")) if rank == 0 else {},
+            for_disk=for_disk,
+        )
+
+    def _capture(self, *, for_disk: bool) -> list[Part]:
+        if self._engine_capture is None:
+            self._engine_capture = EngineCapture(self.model_wrapped, trainable_only=isinstance(self.model, PeftModel))
+        parts = self._engine_capture.parts(self.state.global_step)
+        parts += trainer_parts(self, own_scheduler="scheduler" not in self.spec.ds_config)
+        model = model_part(self) if for_disk else None
+        return [*parts, model] if model else parts
+
+    def wait_until_durable(self) -> None:
+        """Until every checkpoint of this rank is in the output folder."""
+        if self.saver is not None:
+            self.link.send("phase", name="saving", step=self.state.global_step)
+            self.saver.wait_until_durable()
+
+    def _save_at_once(self, model: Any, trial: Any) -> None:
+        """Without memory for snapshots: the ranks write, rank 0 commits, and the training waits."""
         started = time.monotonic()
         step = self.state.global_step
         self.link.send("phase", name="saving", step=step)
@@ -233,14 +302,14 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             self._staging = False
         barrier()
         if self.args.process_index == 0:
-            self._commit(step, started)
+            make_readable(self.staged.root() / f"checkpoint-{step}")
+        folder, files = self.staged.put(f"checkpoint-{step}")
+        if self.args.process_index == 0:
+            self._commit(step, folder, files, started)
         barrier()
         self.link.send("phase", name="training", step=step)
 
-    def _commit(self, step: int, started: float) -> None:
-        output_dir = self.spec.output_path
-        staged = self._staging_root() / f"checkpoint-{step}"
-        make_readable(staged)
+    def _commit(self, step: int, staged: Path, files: Mapping[str, FileRecord], started: float) -> None:
         missing = missing_state(
             staged,
             step,
@@ -250,10 +319,12 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         )
         if missing:
             raise RuntimeError(f"the checkpoint of step {step} is not complete and was not committed: {missing}")
-        manifest = self.manifest(staged, kind="checkpoint")
+        manifest = self.manifest(files, kind="checkpoint")
         allowed = partial(ask_to_commit, self.link, step, staged.name)
-        committed = commit_folder(staged, output_dir / staged.name, manifest, may_commit=allowed)
-        deleted = prune(output_dir, keep=self.config.checkpoint.keep, generation=self.spec.generation)
+        committed = self.staged.publish(staged.name, manifest, may_commit=allowed)
+        deleted = prune_published(
+            self.spec.storage_kind, self.spec.output_path, self.config.checkpoint.keep, self.spec.generation
+        )
         seconds = round(time.monotonic() - started, 3)
         self.link.send(
             "checkpoint_saved",
@@ -266,8 +337,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             pruned=[path.name for path in deleted],
         )
 
-    def manifest(self, folder: Path, *, kind: str) -> Manifest:
-        """The manifest of `folder` as it is now on disk (reads every file once)."""
+    def manifest(self, files: Mapping[str, FileRecord], *, kind: str) -> Manifest:
         spec = self.spec
         return Manifest(
             kind=kind,
@@ -286,12 +356,17 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             data_digest=self.data_digest,
             global_batch_size=spec.global_batch_size,
             versions=stack_versions(),
-            files=record_files(folder),
+            files=files,
         )
 
     def samples_seen(self) -> int:
         """Samples that the weights have learned from, over all epochs and ranks (a function of the step alone)."""
         return self._make_loader().batch_sampler.order.samples_after(self.state.global_step)
+
+
+def resumed_step(spec: RankSpec) -> int:
+    """The step that this generation goes on from."""
+    return read_manifest(Path(spec.resume_from)).step if spec.resume_from else 0
 
 
 def barrier() -> None:

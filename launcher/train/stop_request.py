@@ -8,8 +8,9 @@ rank can finish step k + 1 while another waits before it. The agent tells all ra
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from launcher.link import Link
+from launcher.link import Link, Message
 
 log = logging.getLogger("ftlaunch.resilience")
 
@@ -19,8 +20,10 @@ DECISION_WAIT_S = 30.0  # the agent answers within milliseconds; at this bound t
 class StopRequest:
     """The agent's wish that this run stops at an agreed step, as this rank has heard of it so far."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, others: Callable[[Message], None] = lambda message: None) -> None:
+        """`others`: gets every message that is not about stopping."""
         self._link = link
+        self._others = others
         self._save_at: int | None = None
 
     def check(self, step: int, *, decision_wait_s: float = DECISION_WAIT_S) -> bool:
@@ -30,7 +33,10 @@ class StopRequest:
             # Both may lie here together, when another rank has answered first: only then is there nothing to wait for.
             if message["kind"] == "save_at":
                 self._save_at = int(message["step"])
-            asked = asked or message["kind"] == "prepare_save"
+            elif message["kind"] == "prepare_save":
+                asked = True
+            else:
+                self._others(message)
         if asked:
             self._link.send("at_step", step=step)
             if self._save_at is None:

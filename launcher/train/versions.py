@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib import metadata
 
 STACK = ("torch", "deepspeed", "transformers", "peft", "accelerate", "bitsandbytes", "safetensors", "ftlaunch")
 
 
 def stack_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+    return dict(_installed())
+
+
+@cache
+def _installed() -> tuple[tuple[str, str], ...]:
+    versions = [("python", platform.python_version())]
     for name in STACK:
         try:
-            versions[name] = metadata.version(name)
+            versions.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    return tuple(versions)

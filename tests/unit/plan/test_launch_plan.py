@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import NotInThisVersion, PreflightRefused, UserError
+from launcher.host.compute import Memory
 from launcher.host.routes import Route
 from launcher.plan.ds_config import make_ds_config, stage_of
 from launcher.plan.launch_plan import LaunchPlan, make_plan
@@ -18,7 +19,7 @@ from launcher.plan.model_facts import ModelFacts
 from launcher.plan.network import choose_network
 from launcher.plan.spec import Drill, RankSpec
 from launcher.platforms.detect import Place
-from tests.unit.plan.plan_inputs import config, host, loaded
+from tests.unit.plan.plan_inputs import GIB, config, host, loaded
 
 ONE = Place("one machine", 1, 0)
 NICS = host().nics
@@ -97,7 +98,6 @@ def test_the_deepspeed_json_leaves_to_transformers_what_must_agree(stage: int, o
     ("more", "key"),
     [
         ({"monitor": {"prometheus_port": 9400}}, "monitor.prometheus_port"),
-        ({"checkpoint": {"memory": "on"}}, "checkpoint.memory"),
         ({"restart": {"hang_seconds": 60}}, "restart.hang_seconds"),
     ],
 )
@@ -107,6 +107,32 @@ def test_what_is_not_in_this_version_is_said_not_ignored(more: dict[str, Any], k
     assert key in str(caught.value)
     assert "/jobs/job.yaml" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "available_gib", "tier", "every"),
+    [
+        ({}, 400, (True, "ftlaunch"), 0),
+        ({"memory": "auto"}, 10, (False, "ftlaunch"), None),
+        ({"memory": "off"}, 400, (False, "job.yaml"), None),
+        ({"memory": "on"}, 10, (True, "job.yaml"), 1),
+        ({"memory": 7}, 400, (True, "job.yaml"), 7),
+    ],
+)
+def test_checkpoints_in_memory(
+    checkpoint: dict[str, Any], available_gib: int, tier: tuple[bool, str], every: int | None
+) -> None:
+    """1e9 parameters, all trained: 18 GB of state, four times, beside what the ranks take."""
+    job = loaded({"method": "full", "checkpoint": checkpoint})
+    facts = host("1xA100", memory=Memory(512 * GIB, available_gib * GIB, None, None))
+    made = make_plan(job, facts, MODEL, ONE, choose_network(job.config, facts, ONE), {})
+    assert ((made.memory_tier.value, made.memory_tier.by), made.memory_every) == (tier, every)
+    assert made.node_forecast.tier_bytes == pytest.approx(4 * 16e9, rel=0.01)
+
+
+def test_a_budget_without_effect_is_noted() -> None:
+    assert "checkpoint.budget has no effect" in " ".join(plan({"checkpoint": {"budget": 0.02, "memory": 3}}).notes)
+    assert "budget" not in " ".join(plan({"checkpoint": {"budget": 0.02}}).notes)
 
 
 # -- several nodes -----------------------------------------------------------------------------------------------------
@@ -260,6 +286,7 @@ def test_a_spec_is_read_back_as_it_was_written(targets: Any) -> None:
         identity={"lora.target_modules": ["q_proj"]},
         global_batch_size=64,
         resume_from="/run/checkpoint-10",
+        memory_every=5,
         drills=(Drill(0, 1, 8), Drill(1, 0, 9, "SIGSTOP")),
     )
     assert RankSpec.from_json(spec.to_json()) == spec

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from launcher.host.facts import Cpu, Disk, Gpu, HostFacts, Memory, Mount, Nic, Shm
+from launcher.host.facts import Cpu, Disk, Gpu, HostFacts, Memory, Mount, Nic, Shm, StorageKind, StorageProbe
 from launcher.preflight.inputs import PreflightInputs
 from tests.nvml import nvml_folder
 from tests.unit.host.namespaces import in_namespace
@@ -57,6 +57,7 @@ HEALTHY = HostFacts(
     nofile_limit=1 << 20,
     nofile_hard_limit=1 << 20,
     gpu_device_files=tuple(f"/dev/nvidia{index}" for index in range(8)),
+    storage=StorageProbe(StorageKind.POSIX, "nfs4"),
 )
 
 
@@ -75,6 +76,7 @@ def node_with() -> NodeWith:
             "agent_port_free": True,
             "disk_needed_bytes": 100 * GIB,
             "memory_needed_bytes": 64 * GIB,
+            "memory_tier_bytes": 32 * GIB,
             "env": {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"},
             "num_nodes": 2,
             "platform": "dlc",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm
+from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm, StorageKind, StorageProbe
+from launcher.host.storage_probe import Failure
 from launcher.i18n import Text
 from launcher.preflight.checks import CHECKS, run_checks
 from launcher.preflight.finding import Finding, Severity, worst
@@ -18,6 +19,7 @@ MIB = 1 << 20
 V100 = Gpu(7, "GPU-v", "Tesla V100-SXM2-16GB", 16 * GIB, 0, (7, 0))
 CPU_NODE = {"gpus": (), "visible_gpus": (), "nvml": "NVML Shared Library Not Found", "gpu_device_files": ()}
 STACK = HEALTHY.versions
+OBJECTS = StorageProbe(StorageKind.OBJECT, "fuse.jindo-fuse", ("truncate: ENOTSUP",), (Failure("append", "ENOTSUP"),))
 
 
 def without(*packages: str) -> dict[str, str]:
@@ -113,6 +115,41 @@ CASES = {
         {"num_nodes": 1},
         ("overlay at /", "NAS"),
     ),
+    "a mount that renames nothing": Case(
+        "disk.kind",
+        ERROR,
+        {"storage": StorageProbe(StorageKind.OBJECT, "fuse.ossfs2", ("x",), (Failure("rename file", "EPERM"),))},
+        {"num_nodes": 1},
+        ("rename file (EPERM)", "NAS or CPFS"),
+    ),
+    "a mount that does not answer the probe": Case(
+        "disk.kind",
+        WARNING,
+        {"storage": StorageProbe(StorageKind.POSIX, "nfs4", not_tried="no answer within 30 s")},
+        {},
+        ("no answer within 30 s", "taken for posix"),
+    ),
+    "TensorBoard where nothing can be appended": Case(
+        "disk.kind",
+        ERROR,
+        {"storage": OBJECTS},
+        {"num_nodes": 1, "tensorboard": True},
+        ("truncate: ENOTSUP", "TENSORBOARD_LOGGING_DIR", "EnableOssAppend"),
+    ),
+    "no room to make a checkpoint": Case(
+        "disk.scratch",
+        ERROR,
+        {"storage": OBJECTS},
+        {"num_nodes": 1, "scratch": Disk("/tmp", GIB, 20 * MIB, 9, "ok"), "scratch_needed_bytes": GIB},
+        ("20 MiB free in /tmp", ">= 1 GiB", "TMPDIR"),
+    ),
+    "an object mount for two nodes": Case(
+        "disk.shared",
+        ERROR,
+        {"storage": OBJECTS, "mount": Mount("/mnt/data", "fuse.jindo-fuse", "oss", "rw")},
+        {},
+        ("2 nodes cannot agree", "NAS or CPFS", "train on one node"),
+    ),
     "a disk of one machine for two nodes": Case(
         "disk.shared",
         WARNING,
@@ -120,7 +157,7 @@ CASES = {
         {},
         ("ext4 at /data", "2 nodes need one output_dir", "check.skip: [disk.shared]"),
     ),
-    "an object mount for two nodes": Case(
+    "FUSE whose locks nobody knows for two nodes": Case(
         "disk.shared",
         WARNING,
         {"mount": Mount("/mnt/data", "fuse.jindo-fuse", "oss", "rw")},
@@ -137,10 +174,32 @@ CASES = {
         "memory.host",
         ERROR,
         {"memory": Memory(512 * GIB, 400 * GIB, 64 * GIB, 16 * GIB)},
-        {},
+        {"memory_tier_bytes": None},
         ("48 GiB available (cgroup limit 64 GiB, 16 GiB used)", ">= 64 GiB", "-9 or 137"),
     ),
-    "memory tight": Case("memory.host", WARNING, {"memory": Memory(512 * GIB, 66 * GIB, None, None)}),
+    "memory tight": Case(
+        "memory.host", WARNING, {"memory": Memory(512 * GIB, 66 * GIB, None, None)}, {"memory_tier_bytes": None}
+    ),
+    "checkpoints in memory would not fit": Case(
+        "memory.tier",
+        WARNING,
+        {},
+        {"memory_tier_bytes": 200 * GIB},
+        ("needs 200 GiB on this node, 176 GiB are free", "it is off", "checkpoint.peer: off", "DLC"),
+    ),
+    "checkpoints in memory leave nothing to spare": Case(
+        "memory.tier", WARNING, {}, {"memory_tier_bytes": 160 * GIB, "num_nodes": 1}, ("it is off",)
+    ),
+    "checkpoints in memory that were asked for would not fit": Case(
+        "memory.tier",
+        ERROR,
+        {},
+        {"memory_tier_bytes": 200 * GIB, "memory_tier_required": True},
+        ("176 GiB left by the ranks", ">= 200 GiB", "-9 or 137", "checkpoint.memory: off"),
+    ),
+    "checkpoints in memory that were asked for fit tightly": Case(
+        "memory.tier", WARNING, {}, {"memory_tier_bytes": 160 * GIB, "memory_tier_required": True}
+    ),
     "fewer GPUs than ranks": Case(
         "gpu.visible", ERROR, {"visible_gpus": (0, 1)}, {}, ("2 of 8 visible", ">= 8", "nproc_per_node: auto")
     ),
@@ -278,7 +337,7 @@ def test_every_check_has_a_case() -> None:
 def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWith) -> None:
     findings = run_checks(node_with())
     assert [finding for finding in findings if finding.severity is not Severity.OK] == []
-    assert {finding.id for finding in findings} == CHECKS.keys() - {"gpu.lost"}
+    assert {finding.id for finding in findings} == CHECKS.keys() - {"gpu.lost", "disk.scratch"}
 
 
 @pytest.mark.parametrize(
@@ -293,11 +352,19 @@ def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWi
         pytest.param({}, {"interface": "lo", "num_nodes": 1, "env": {}}, id="lo is enough for one node"),
         pytest.param({"mount": Mount("/", "xfs", "/dev/sda", "rw")}, {"num_nodes": 1}, id="a local disk for one node"),
         pytest.param(
-            {"mount": Mount("/", "fuse.jindo-fuse", "oss", "rw")}, {"num_nodes": 1}, id="an object mount for one node"
+            {"mount": Mount("/", "fuse.jindo-fuse", "oss", "rw"), "storage": OBJECTS},
+            {"num_nodes": 1, "scratch": Disk("/tmp", GIB, GIB, 9, "ok"), "scratch_needed_bytes": GIB},
+            id="an object mount for one node",
         ),
         pytest.param({"mount": Mount("/", "fuse.juicefs", "j", "rw")}, {}, id="FUSE with locks"),
         pytest.param({"mount": Mount("/", "lustre", "l", "rw")}, {}, id="Lustre"),
         pytest.param({}, {"agent_port_free": None}, id="no meeting"),
+        pytest.param(
+            {"memory": Memory(512 * GIB, 400 * GIB, 72 * GIB, 0)},
+            {"memory_tier_bytes": None},
+            id="checkpoints in memory are off",
+        ),
+        pytest.param({"memory": None}, {"memory_tier_required": True}, id="memory that cannot be read"),
         pytest.param({}, {"interface": "auto", "port_free": None, "disk_needed_bytes": None}, id="nothing asked"),
         pytest.param({"versions": {}}, {"method": None}, id="a trainer of the user's own"),
         pytest.param({"disk": Disk("/oss", None, None, None, "ok")}, {}, id="an object store that tells no size"),

@@ -1,0 +1,297 @@
+"""Where the checkpoints of this node's ranks are: in memory of this process, and in the output folder; and which one an
+attempt resumes from.
+
+Invariant: the memory outlives every rank and every attempt of this start, and nothing of it the start.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from launcher.agent.courier_client import CourierClient
+from launcher.agent.crew import Crew, Turn
+from launcher.agent.disk_saves import DiskSaves
+from launcher.agent.lifecycle import RankExit
+from launcher.agent.memory_tier import FromMemory, MemoryTier
+from launcher.agent.recorder import RunRecorder
+from launcher.agent.resume import (
+    LookAgain,
+    Resume,
+    begin_generation,
+    look_for_resume,
+    newest_step,
+    take_resume,
+)
+from launcher.agent.resume_folder import Job, NotResumable, ResumeFolder
+from launcher.agent.ring import Ring
+from launcher.checkpoint.snapshot import read_snapshot
+from launcher.checkpoint.whole_step import WholeStep, whole_steps
+from launcher.cluster.messages import WrittenFile
+from launcher.event_loop import CalledOff, EventLoop
+from launcher.link import Message
+from launcher.plan.spec import RankSpec
+
+
+class Tiers:
+    """Of one start. Nothing is there (no memory, no courier) where `spec.memory_every` is None."""
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        loop: EventLoop,
+        crew: Crew,
+        recorder: RunRecorder,
+        environ: Mapping[str, str],
+        token: str,
+        *,
+        keep: int,
+        tell: Callable[..., None],
+        frozen: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`tell`: says something to all ranks. `frozen`: training settings of which the saved state has its own."""
+        self._spec, self._loop, self._crew, self._recorder, self._frozen = spec, loop, crew, recorder, frozen
+        self._output_dir = spec.output_path
+        self._say = recorder.console.say
+        self._turn: Turn | None = None
+        self._folder: ResumeFolder | None = None
+        self._waits_for: set[int] = set()  # ranks that still need the folder
+        self._slots: Mapping[int, Sequence[int]] = {}
+        self._generation = 0  # of the latest attempt
+        self._distrusted = -1  # the step in memory from which no rank could go on
+        self._memory: MemoryTier | None = None
+        self._courier: CourierClient | None = None
+        self._ring: Ring | None = None
+        if spec.memory_every is not None:
+            self._memory = MemoryTier(spec.run_id)
+            log_path = self._output_dir / "ftlaunch" / "logs" / "courier.log"
+            self._courier = CourierClient(loop, environ, token, log_path, self._say)
+            self._saves = DiskSaves(
+                self._courier,
+                crew,
+                self._output_dir,
+                spec.storage_kind,
+                keep=keep,
+                saved=recorder.checkpoint_saved,
+                say=self._say,
+            )
+            if crew.peer_place is not None:
+                place = crew.peer_place(spec.run_id)
+                self._ring = Ring(
+                    self._courier,
+                    place,
+                    self._memory,
+                    crew,
+                    loop,
+                    self._say,
+                    lambda step, error: tell("exchanged", step=step, error=error),
+                )
+
+    @property
+    def has_ring(self) -> bool:
+        """Whether nodes keep each other's snapshots."""
+        return self._ring is not None
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of its own."""
+        return self._courier.pids if self._courier is not None else []
+
+    # -- before an attempt ---------------------------------------------------------------------------------------------
+
+    def resume(self, turn: Turn, called_off: Callable[[], bool]) -> Resume:
+        """On the leader. Memory comes before disk where it is not older. Looking may take long, and is done aside;
+        taking is short, and only where the turn is still on. Raises CalledOff, UserError, OSError."""
+        return self._from_memory(turn, called_off) or self._from_disk(turn, called_off)
+
+    def _from_memory(self, turn: Turn, called_off: Callable[[], bool]) -> Resume | None:
+        if self._memory is None:
+            return None
+        if (self._ring is not None and turn.num_nodes > 1) or not self._crew.alone:
+            return self._from_all_memories(turn, called_off)
+        lowest = max(newest_step(self._output_dir), self._distrusted + 1)
+        look = partial(self._memory.resume, self._job, not_below=lowest, cancelled=called_off)
+        found: FromMemory = self._loop.aside(look, called_off)
+        for refused in found.refused:
+            self._reject(refused.whole.step, refused.reason)
+        if found.taken is None:
+            return None
+        if called_off() or self._crew.may_commit(turn):
+            found.taken.release()
+            raise CalledOff
+        begin_generation(self._output_dir, turn.number, self._spec.storage_kind)
+        self._folder = found.taken
+        manifest = found.taken.manifest
+        return Resume(
+            str(found.taken.path),
+            manifest.step,
+            manifest.samples_seen,
+            manifest.world_size,
+            manifest.batch_of_run,
+            found.taken.tier,
+        )
+
+    def _from_all_memories(self, turn: Turn, called_off: Callable[[], bool]) -> Resume | None:
+        """Over the memory of all nodes of the turn."""
+        if self._ring is None:
+            return None
+        lowest = max(newest_step(self._output_dir), self._distrusted + 1)
+        whole = self._ring.newest_whole(turn, self._spec.run_id, above=lowest - 1, called_off=called_off)
+        if whole is None:
+            return None
+        try:
+            folder = self._ring.assemble(turn, whole, self._job, called_off)
+        except NotResumable as reason:
+            self._reject(whole.step, str(reason))
+            return None
+        if called_off() or self._crew.may_commit(turn):
+            folder.release()
+            raise CalledOff
+        begin_generation(self._output_dir, turn.number, self._spec.storage_kind)
+        self._folder = folder
+        manifest = folder.manifest
+        return Resume(
+            str(folder.path),
+            manifest.step,
+            manifest.samples_seen,
+            manifest.world_size,
+            manifest.batch_of_run,
+            folder.tier,
+            whole,
+        )
+
+    def with_own_folder(self, turn: Turn, spec: RankSpec, called_off: Callable[[], bool]) -> RankSpec | None:
+        """What the leader has ordered, with this node's own copy of what the ranks resume from. None where the turn is
+        over, or there is no such copy."""
+        if spec.resume_snapshots is None or turn.leads:
+            return spec
+        whole = WholeStep(**spec.resume_snapshots)
+        if self._ring is None:
+            self._crew.failed(turn, "this node keeps no snapshots in memory")
+            return None
+        try:
+            self._folder = self._ring.assemble(turn, whole, self._job, called_off)
+        except CalledOff:
+            return None
+        except NotResumable as reason:
+            self._reject(whole.step, str(reason))
+            self._crew.failed(turn, f"step {whole.step} cannot be had from memory")
+            return None
+        return replace(spec, resume_from=str(self._folder.path), resume_tier=self._folder.tier)
+
+    @property
+    def _job(self) -> Job:
+        return Job(self._spec.run_id, self._spec.identity)
+
+    def _from_disk(self, turn: Turn, called_off: Callable[[], bool]) -> Resume:
+        look = partial(look_for_resume, self._output_dir, self._spec.identity, cancelled=called_off)
+        while True:
+            choice = self._loop.aside(look, called_off)
+            if called_off() or self._crew.may_commit(turn):
+                raise CalledOff
+            try:
+                return take_resume(
+                    self._output_dir,
+                    choice,
+                    turn.number,
+                    self._recorder.events,
+                    self._say,
+                    frozen=self._frozen,
+                    kind=self._spec.storage_kind,
+                )
+            except LookAgain as change:
+                self._say(f"looking once more for the checkpoint to continue from: {change}")
+
+    def _reject(self, step: int, reason: str) -> None:
+        self._recorder.events.emit("checkpoint_rejected", path=f"memory: step {step}", reason=reason, kept_as=None)
+        self._say(f"step {step} in memory is refused: {reason}")
+
+    # -- during an attempt ---------------------------------------------------------------------------------------------
+
+    def begin(self, turn: Turn) -> None:
+        self._turn, self._generation = turn, turn.number
+        self._waits_for = set(turn.ranks)
+        if self._memory is not None:
+            self._slots = self._memory.begin(turn.number, turn.ranks)
+            self._saves.begin(turn)
+        if self._ring is not None:
+            self._ring.begin(turn)
+
+    def slots_of(self, rank: int) -> Sequence[int]:
+        return self._slots.get(rank, ())
+
+    def on_message(self, rank: int, message: Message) -> None:
+        if message["kind"] == "step":
+            self._waits_for.discard(rank)
+            if not self._waits_for:
+                self._release_folder()
+        elif message["kind"] == "snapshot" and self._memory is not None:
+            self._memory.retire()
+            fd = self._slots[rank][int(message["slot"])]
+            snapshot = read_snapshot(fd)
+            if snapshot is not None and self._ring is not None:
+                self._ring.on_snapshot(snapshot.identity, fd)
+            if snapshot is not None and message["for_disk"]:
+                self._saves.on_snapshot(rank, message, snapshot, fd)
+
+        elif message["kind"] == "stalled" and self._memory is not None and message["for_disk"]:
+            self._saves.stalled(message)
+
+    def publish(self, step: int, files: Sequence[WrittenFile]) -> None:
+        self._saves.publish(step, files)
+
+    def settled(self, step: int) -> None:
+        self._saves.settled(step)
+
+    # -- after an attempt ----------------------------------------------------------------------------------------------
+
+    def end(self, *, stepped: bool, failure: RankExit | None) -> None:
+        """The ranks are gone. A state in memory from which they could not go on, although nobody has killed them, is
+        not tried again: it may be what they cannot go on from."""
+        is_fault = not self._crew.alone or (failure is not None and failure.signal != signal.SIGKILL)
+        if self._folder is not None and not stepped and is_fault:
+            self._distrusted = self._folder.manifest.step
+            self._reject(self._distrusted, "the ranks that resumed from it failed before their first step")
+        self._release_folder()
+        self._turn = None
+        if self._memory is not None:
+            self._saves.end()
+        if self._ring is not None:
+            self._ring.end()
+
+    def rescue(self, bound_s: float) -> int | None:
+        """The start ends before the run does: what memory has and the output folder has not is saved there, within
+        `bound_s`. For a node that is alone. The step, or None where there was nothing to save or it did not succeed."""
+        if self._memory is None or not self._crew.alone or self._generation == 0:
+            return None
+        found = [held for held in self._memory.inventory() if held.snapshot.identity.run_id == self._spec.run_id]
+        lowest = max(newest_step(self._output_dir), self._distrusted) + 1
+        steps = whole_steps(held.snapshot.identity for held in found)
+        whole = next((step for step in steps if step.step >= lowest), None)
+        if whole is None:
+            return None
+        snapshots = {h.snapshot.identity.rank: h for h in found if whole.has(h.snapshot.identity)}
+        outcome = self._saves.save_now(
+            [(held.snapshot, held.fd) for _, held in sorted(snapshots.items())], self._generation, self._loop, bound_s
+        )
+        self._say(outcome or f"step {whole.step}, which was in memory only, is saved")
+        return None if outcome else whole.step
+
+    def close(self) -> None:
+        """The run is over."""
+        self._release_folder()
+        if self._ring is not None:
+            self._ring.close()
+        if self._courier is not None:
+            self._courier.close()
+        if self._memory is not None:
+            self._memory.forget()
+
+    def _release_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.release()
+            self._folder = None
