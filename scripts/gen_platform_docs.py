@@ -106,8 +106,9 @@ CAVEATS = """\
   lose.
 - The settings that the platform presets on RDMA nodes (`NCCL_IB_*`, `NCCL_SOCKET_IFNAME`) are kept as they are.
 - The DLC job id plays no part: submit the same job again and the same output_dir continues.
-- OSS mounts (JindoFuse, ossfs) have no atomic rename and know no locks. Verification finds a checkpoint that is not
-  whole; two runs in one folder are not found there.
+- OSS mounts (JindoFuse, ossfs) have no atomic rename and know no locks. One node can use them: checkpoints are made on
+  the node's own disk and [put file by file](checkpoints.md#on-object-mounts). Of two starts in one folder the later one
+  takes over. Several nodes need NAS or CPFS. `monitor.tensorboard` needs `Settings.EnableOssAppend`.
 
 ## Slurm
 

@@ -140,9 +140,11 @@ def events_path(output_dir: Path, node: str) -> Path:
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Every whole line; a last line that a kill has cut off is left out."""
-    if not path.is_file():
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
         return
-    with path.open("rb") as stream:
+    with stream:
         for line in stream:
             try:
                 record = json.loads(line)

@@ -1,9 +1,10 @@
 """Records (events, samples) on an object mount, where a line cannot be appended: JindoFuse refuses it, and s3fs uploads
 the whole file for it.
 
-Invariants: a file has its old or its new content at any time (`replace_object`); a part that is full is never written
-again, so what a record costs does not grow with the run. Parts of `n0.jsonl` are `n0.part-0001.jsonl`, ...: readers
-take every `*.jsonl`, and sorted they are in order.
+Invariants: the old or the new content of a file is there at any time (`replace_object`; where a mount takes the old
+name away first, under the temporary one); a part that is full is never written again, so what a record costs does not
+grow with the run. Parts of `n0.jsonl` are `n0.part-0001.jsonl`, ...: readers take every `*.jsonl`, and sorted they are
+in order.
 
 What was said in the last seconds is lost with the machine, unless it was durable.
 """
@@ -40,11 +41,12 @@ class ObjectLines:
         self._changed = threading.Condition()
         self._num_appended = self._num_stored = 0
         self._urgent = self._closing = False
-        for left in path.parent.glob(f".{path.stem}*.jsonl.????????????????"):  # of `replace_object`, after a kill
-            with suppress(OSError):
-                left.unlink()
         self._growing = self._last_part()
-        self._content = bytearray(self._growing.read_bytes() if self._growing.exists() else b"")
+        self._content = bytearray(self._left_by_a_kill(self._growing))
+        if self._content:
+            self._parts[self._growing] = self._content
+        elif self._growing.exists():
+            self._content += self._growing.read_bytes()
         if self._content and not self._content.endswith(b"\n"):
             self._content += b"\n"
         self._thread = threading.Thread(target=self._store, name=f"records: {path.name}", daemon=True)
@@ -110,6 +112,18 @@ class ObjectLines:
                 self._changed.notify_all()
 
     # ---- parts ----
+
+    def _left_by_a_kill(self, part: Path) -> bytes:
+        """What a `replace_object` that was cut short had for `part`, where the mount had taken the old name away
+        already. What else such ones have left is removed."""
+        found = b""
+        for left in self.path.parent.glob(f".{self.path.stem}*.jsonl.????????????????"):
+            with suppress(OSError):
+                if left.name.startswith(f".{part.name}.") and not part.exists():
+                    found = max(found, left.read_bytes(), key=len)
+                else:
+                    left.unlink()
+        return found[: found.rfind(b"\n") + 1]
 
     def _last_part(self) -> Path:
         found = sorted(self.path.parent.glob(f"{self.path.stem}.part-????.jsonl"))

@@ -146,7 +146,10 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         agent_here=own_agent_here(Path(config.output_dir)) if agent_port is not None else "",
         disk_needed_bytes=_disk_needed(config, plan),
         scratch=read_disk(_scratch(config)) if facts.storage_kind is StorageKind.OBJECT else None,
-        scratch_needed_bytes=plan.node_forecast.checkpoint_bytes,
+        # From memory the courier puts checkpoints straight to their place; final/ is made here in any case.
+        scratch_needed_bytes=(
+            plan.node_forecast.final_bytes if plan.memory_every is not None else plan.node_forecast.checkpoint_bytes
+        ),
         tensorboard=_writes_tensorboard(config, environ),
         memory_needed_bytes=plan.node_forecast.ranks_bytes,
         memory_tier_bytes=plan.node_forecast.tier_bytes if config.checkpoint.memory != "off" else None,

@@ -67,9 +67,11 @@ class Job:
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         path = self.output_dir / "ftlaunch" / "events" / "n0.jsonl"
-        if not path.is_file():
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:  # not yet; or just being replaced, on an object mount
             return []
-        events = [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [event for event in events if name is None or event["event"] == name]
 
     def checkpoint(self, step: int) -> Path:

@@ -91,14 +91,8 @@ def test_a_run_is_killed_resumes_and_ends(stand: Stand, mount: Path, tiny: Path,
     assert [row["step"] for row in after["checkpoints"][:2]] == [cut + 1, cut]
     assert all(row["whole"] for row in after["checkpoints"]), after
     assert len(after["checkpoints"]) == 3
-    assert (
-        sorted(path.name for path in job.output_dir.glob("ftlaunch/logs/*"))
-        == [
-            "fork-server.log",
-            *(f"gen-{event['gen']}" for event in run.events("generation_started")),
-        ]
-        or (job.output_dir / "ftlaunch" / "logs" / "gen-1" / "rank-1.log").stat().st_size
-    )
+    last = run.events("generation_started")[-1]["gen"]
+    assert (job.output_dir / "ftlaunch" / "logs" / f"gen-{last}" / "rank-0.log").stat().st_size
     assert [path.name for path in local.rglob("*") if path.is_file() and path.name != "lock"] == []
     assert looked_at("status", str(job.output_dir))["state"] == "ended"
 

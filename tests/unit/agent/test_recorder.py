@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.console import Console
-from launcher.agent.events import AppendedLines, EventLog
+from launcher.agent.events import AppendedLines, EventLog, read_json_lines
 from launcher.agent.ledger import Progress
 from launcher.agent.recorder import RunRecorder
+from launcher.policy.save_interval import IntervalInputs, Stall, choose_interval
 
 
 @pytest.mark.parametrize(("ranks", "is_said"), [(range(0, 2), True), (range(2, 4), False)])
@@ -26,3 +27,18 @@ def test_phases_are_said_on_the_node_of_rank_0_only(tmp_path: Path, ranks: range
     recorder.message(ranks.start, {"kind": "drill", "number": 1, "signal": "SIGKILL", "step": 3})
     assert "gets SIGKILL" in stream.getvalue(), "faults are said everywhere"
     recorder.close()
+
+
+def test_how_often_snapshots_are_taken_is_an_event_with_its_inputs(tmp_path: Path) -> None:
+    events = EventLog(tmp_path, "n0")
+    recorder = RunRecorder(
+        events, AppendedLines(tmp_path / "samples.jsonl"), Console(io.StringIO()), Progress(started_at_s=0.0)
+    )
+    chosen = choose_interval(IntervalInputs(budget=0.01, step_s=1.0, stall=Stall(0.5, 0.5)))
+    recorder.memory_interval(12, chosen)
+    recorder.close()
+    (event,) = read_json_lines(events.path)
+    assert event["event"] == "memory_interval"
+    assert (event["step"], event["every_steps"], event["reason"]) == (12, 50, "budget")
+    assert event["inputs"] == chosen.inputs_of_event()
+    assert "every 50 steps" in event["text"]

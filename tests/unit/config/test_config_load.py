@@ -38,6 +38,15 @@ def test_priority_is_set_then_environment_then_file_then_default(load: Load) -> 
     assert job.origin["output_dir"] == Origin("file", 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "steps"), [("auto", None), ("off", None), ("on", 1), ("1", 1), ("7", 7), ("'on'", 1)]
+)
+def test_how_often_checkpoints_are_kept_in_memory(load: Load, given: str, steps: int | None) -> None:
+    checkpoint = load(f"checkpoint: {{memory: {given}}}\n").config.checkpoint
+    assert checkpoint.memory_steps == steps
+    assert (checkpoint.budget, checkpoint.peer) == (0.01, "auto")
+
+
 def test_every_setting_has_an_origin(load: Load) -> None:
     job = load("training: {max_steps: 5, lr_scheduler_kwargs: {num_cycles: 2}}\ndeepspeed: ds.json\nenv: {A: 1}\n")
     assert job.origin["training.max_steps"] == Origin("file", 4)
