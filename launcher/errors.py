@@ -6,6 +6,7 @@ Exit codes are a contract with schedulers; see `docs/exit-codes.md`.
 from __future__ import annotations
 
 import errno
+import os
 from enum import IntEnum
 
 
@@ -65,3 +66,18 @@ class RunsHereAlready(UserError):  # noqa: N818 - an outcome, not a defect
 
 class NotInThisVersion(UserError):  # noqa: N818 - an outcome, not a defect
     """The command or option is known but not built yet: said plainly instead of being ignored."""
+
+
+def unusable_folder(
+    error: OSError, stop_exit_code: ExitCode = ExitCode.STOPPED, *, worked_before: bool = False
+) -> UserError:
+    """What to raise where the output folder fails: exit code 2 for what stays as it is, `stop_exit_code` for what may
+    pass, and for what this run could use before (`worked_before`: a volume has become read-only)."""
+    if may_pass(error) or worked_before:
+        return Stopped(
+            f"the output folder or this machine fails: {error}; run it again, best elsewhere", stop_exit_code
+        )
+    remedy = ""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = f"; user id {os.geteuid()} needs the right to read and write there (`ls -ld` shows whose it is)"
+    return UserError(f"the output folder cannot be used: {error}{remedy}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what tests/cluster needs (iproute2, iptables, sshd, ssh, pdsh) and what tests/mounts needs (fuse3, s3fs), where it
-# is missing, with apt-get and as root.
+# Installs what tests/cluster (iproute2, iptables, sshd, ssh, pdsh), tests/mounts (fuse3, s3fs) and tests/fault (strace) need,
+# where it is missing, with apt-get and as root.
 # Elsewhere it says what is missing and ends well: the tests that need it skip with the reason.
 # No server is left running: packages are installed under a policy-rc.d that forbids their start.
 set -euo pipefail
@@ -11,8 +11,9 @@ declare -A package_of=(
   [ssh]=openssh-client [ssh-keygen]=openssh-client
   [sshd]=openssh-server
   [pdsh]=pdsh
-  [nsenter]=util-linux [unshare]=util-linux
+  [nsenter]=util-linux [unshare]=util-linux [setpriv]=util-linux
   [fusermount3]=fuse3 [s3fs]=s3fs
+  [strace]=strace
 )
 
 PATH="$PATH:/usr/sbin:/sbin"
@@ -27,11 +28,11 @@ fi
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 
 if [ "$(id -u)" -ne 0 ]; then
-  echo "install-test-tools: missing: ${missing[*]}; not root, so tests that need them will skip (sudo $0 installs them)"
+  echo "install-test-tools: missing: ${missing[*]}; not root, so the tests that need them will skip (sudo $0 installs them)"
   exit 0
 fi
 if ! command -v apt-get >/dev/null; then
-  echo "install-test-tools: missing: ${missing[*]}; no apt-get here, so tests that need them will skip until they are installed"
+  echo "install-test-tools: missing: ${missing[*]}; no apt-get here, so the tests that need them will skip until they are installed"
   exit 0
 fi
 

@@ -14,6 +14,7 @@ from launcher.agent.events import EventLog, utc_now
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
 from launcher.agent.lifecycle import Lifecycle
+from launcher.agent.room import make_room
 from launcher.checkpoint.object_file import read_when_there
 from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
@@ -24,10 +25,13 @@ from launcher.diagnose.evidence import (
     read_kernel_lines,
     read_shm,
     read_tail,
+    with_last_words,
 )
 from launcher.diagnose.verdict import Verdict, diagnose
 from launcher.errors import ExitCode
 from launcher.policy.restart import ADJUSTED_BY_RESTART, Action, Decision
+
+_DISK_FULL = ("no_space", "disk_quota")
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,10 @@ class Incident:
 
 
 class IncidentRecorder:
-    """Gathers evidence of this node. `attempt_begins` takes the counters' values, so that only what is new counts."""
+    """Gathers evidence of this node. `attempt_begins` takes the counters' values, so that only what is new counts.
+
+    `alone`: no other node writes into the output folder.
+    """
 
     def __init__(
         self,
@@ -54,8 +61,11 @@ class IncidentRecorder:
         host_facts: Mapping[str, Any],
         *,
         shown: Callable[[Path], Path] = lambda log: log,
+        alone: bool = False,
     ) -> None:
         """`shown`: where people find a log."""
+        self._alone = alone
+        self._room = ""
         self._root = output_dir / "ftlaunch" / "incidents"
         self._events = events
         self._environ = environ
@@ -125,6 +135,8 @@ class IncidentRecorder:
             else f"stops with exit code {int(decision.exit_code or 1)}"
         )
         console.block(screen(incident.verdict, f"{what}: {decision.reason}"))
+        if self._room:
+            console.say(self._room)
         console.say(f"evidence: {incident.bundle}" if incident.bundle else self._bundle_trouble)
 
     def _complete_summary(self, incident: Incident, decision: Decision, console: Console) -> None:
@@ -147,7 +159,7 @@ class IncidentRecorder:
             exit_code=exit_.code if exit_ else None,
             signal=exit_.signal if exit_ else None,
             log_path=str(self._shown(process.log_path)),
-            tail=read_tail(process.log_path),
+            tail=with_last_words(read_tail(process.log_path), lifecycle.ranks[process.rank].last_words),
             last_step=lifecycle.ranks[process.rank].step or None,
             killed_by_us=bool(exit_ and exit_.killed_by_us),
             exited_at_s=time.time() - (time.monotonic() - exit_.at_s) if exit_ else None,
@@ -176,6 +188,9 @@ class IncidentRecorder:
             "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         }
         bundle: Path | None = None
+        self._room = ""
+        if self._alone and verdict.cls in _DISK_FULL:  # else the bundle would not fit either
+            self._room = make_room(self._root.parent.parent, int(extra["generation"]))
         try:
             bundle = write_bundle(
                 self._root, utc, verdict, ranks, [self._node_evidence()], self._environ, dict(self._host_facts), extra

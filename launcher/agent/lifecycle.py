@@ -58,6 +58,7 @@ class RankView:
     finished: bool = False
     stopped_at: int | None = None
     exit: RankExit | None = None
+    last_words: str = ""  # the end of its traceback, which its log has as well, unless the disk is full
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class Lifecycle:
             view.finished = True
         elif kind == "stopped":
             view.stopped_at = int(message["step"])
+        elif kind == "last_words":
+            view.last_words = str(message["text"])
         elif kind == "at_step" and self.save_at is None and self.stop_source is not None:
             # The first rank that waits at step k: no rank can finish step k + 1 before it goes on.
             step = int(message["step"])

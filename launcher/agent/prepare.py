@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
 from launcher.config.models import ClusterConfig, JobConfig
+from launcher.errors import unusable_folder
 from launcher.host.facts import HostFacts, StorageKind, read_host_facts
 from launcher.host.storage import read_disk
 from launcher.plan.launch_plan import LaunchPlan, make_plan
@@ -46,8 +47,14 @@ class Prepared:
     def resume_preview(self) -> str:
         """What a start would continue from, in words. Looks only, and compares sizes, not contents: a start does both.
 
-        Raises UserError where the output folder holds what this start cannot continue.
+        Raises UserError where the output folder holds what this start cannot continue, or cannot be read.
         """
+        try:
+            return self._resume_preview()
+        except OSError as error:
+            raise unusable_folder(error) from error
+
+    def _resume_preview(self) -> str:
         config, plan = self.job.config, self.plan
         if finished_already(self.output_dir, plan.identity, config.training, hashes=False) is not None:
             return "nothing left to do: this run has reached its planned end"
@@ -93,12 +100,20 @@ def prepare(
 
 
 def newest_manifest(output_dir: Path) -> Manifest | None:
-    """Of the newest whole checkpoint (sizes compared, not contents); None for a new run."""
-    for step, path in list_checkpoints(output_dir):
-        manifest = verify_checkpoint(path, step, hashes=False).manifest
-        if manifest is not None:
-            return manifest
-    return None
+    """Of the newest whole checkpoint (sizes compared, not contents); None for a new run. Raises UserError where the
+    storage fails."""
+    return next(_whole_manifests(output_dir), None)
+
+
+def _whole_manifests(output_dir: Path) -> Iterator[Manifest]:
+    """Newest first."""
+    try:
+        for step, path in list_checkpoints(output_dir):
+            manifest = verify_checkpoint(path, step, hashes=False).manifest
+            if manifest is not None:
+                yield manifest
+    except OSError as error:
+        raise unusable_folder(error) from error
 
 
 def asked_of(cluster: ClusterConfig) -> Asked:
@@ -168,11 +183,7 @@ def _disk_needed(config: JobConfig, plan: LaunchPlan) -> int | None:
     one_checkpoint = plan.node_forecast.checkpoint_bytes
     if one_checkpoint is None:
         return None
-    there = sum(
-        manifest.total_bytes
-        for step, path in list_checkpoints(Path(config.output_dir))
-        if (manifest := verify_checkpoint(path, step, hashes=False).manifest) is not None
-    )
+    there = sum(manifest.total_bytes for manifest in _whole_manifests(Path(config.output_dir)))
     # Beside those that are there a new one is always written before an old one is pruned.
     checkpoints = max(one_checkpoint, (config.checkpoint.keep + 1) * one_checkpoint - there)
     return checkpoints + (plan.node_forecast.final_bytes or 0)

@@ -63,6 +63,7 @@ def take_resume(
     *,
     frozen: Mapping[str, Any] = MappingProxyType({}),
     kind: StorageKind = StorageKind.POSIX,
+    run_id: str = "",
 ) -> Resume:
     """Clear the staging of earlier generations, set refused folders aside, and say so. Called before `generation`
     starts, while none of its ranks runs, and only by a leader whose turn is still on.
@@ -82,7 +83,14 @@ def take_resume(
         )
     _require_still_newest(output_dir, choice)
     if choice.taken is None or choice.manifest is None:
+        if choice.refused:
+            say("none of the checkpoints is whole: training begins at step 0; they are kept for you to look at")
         return Resume(None, 0)
+    if run_id and choice.manifest.run_id != run_id:
+        say(
+            f"note: {choice.taken.path.name} was written by run {choice.manifest.run_id}, in another output folder or "
+            f"before the records in this one; this is run {run_id}. It fits this job, and is continued here"
+        )
     for key, old, new in differences(choice.manifest.training, frozen):
         say(
             f"note: training.{key} was {old!r} and is {new!r} now; the optimizer's saved state wins, so this "

@@ -32,7 +32,7 @@ from launcher.agent.work_folder import WorkFolder
 from launcher.config.load import LoadedJob
 from launcher.config.models import JobConfig
 from launcher.diagnose.redact import HIDDEN, redact_environ
-from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass
+from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass, unusable_folder
 from launcher.event_loop import EventLoop, StopSignals
 from launcher.fanout.head import Head
 from launcher.fanout.plan import plan_fan_out
@@ -79,7 +79,7 @@ def run_job(
                 return result
         except OSError as error:
             if not may_pass(error):
-                raise UserError(f"the output folder cannot be used: {error}") from error
+                raise unusable_folder(error) from error
             console.say(f"the output folder or this machine fails: {error}; run it again, best elsewhere")
             return RunResult(stop_exit_code)
 
@@ -245,6 +245,7 @@ class _Run:
             settings.environ,
             asdict(self.prepared.facts),
             shown=settings.work_folder.shown,
+            alone=folder is None,
         )
         loop = EventLoop()
         crew: Crew

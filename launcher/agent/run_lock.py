@@ -188,12 +188,24 @@ class RunLock:
         try:
             self._holds = file.take(fcntl.LOCK_EX)
         except OSError as error:
-            # Some object mounts know no locks (JindoFuse, ossfs): the run goes on without this guard.
-            self._say(f"{self._path}: no locks on this file system ({error.strerror}): start this run only once")
+            self._go_without(file, f"{self._path}: no locks on this file system ({error.strerror})")
             return True
         if self._holds:
             file.write(holder_text())
         return self._holds
+
+    def _go_without(self, file: LockFile, what: str) -> None:
+        """Some object mounts know no locks (JindoFuse, ossfs): the text alone tells of others. It is enough for a
+        second start on this machine, which is refused (UserError); of another machine nobody knows whether it lives."""
+        holders: list[str] = []
+        with suppress(OSError):
+            holders = holders_in(self._output_dir, file.read())
+        refuse_a_living_neighbour(self._output_dir, holders)
+        named = f" (the lock names {holders[0]}: make sure that it has ended)" if holders else ""
+        self._say(f"{what}: start this run only once{named}")
+        with suppress(OSError):
+            file.write(holder_text())
+            self._holds = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -41,7 +41,7 @@ from launcher.agent.work_folder import WorkFolder
 from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.cluster.messages import WrittenFile
 from launcher.diagnose.evidence import name_exit
-from launcher.errors import ExitCode, UserError, may_pass
+from launcher.errors import ExitCode, UserError, may_pass, unusable_folder
 from launcher.event_loop import CalledOff, EventLoop, StopSignals
 from launcher.fanout.head import Head
 from launcher.link import Message
@@ -144,9 +144,12 @@ class Supervisor:
             self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
             raise
         except OSError as error:
-            code = settings.stop_exit_code if may_pass(error) else ExitCode.WRONG_INPUT
+            passing = may_pass(error) or self._has_started
+            code = settings.stop_exit_code if passing else ExitCode.WRONG_INPUT
             steps = self.progress.best_step
             self._events.emit("run_ended", exit_code=int(code), reason=str(error), steps=steps, goodput=0.0)
+            if passing and not may_pass(error):
+                raise unusable_folder(error, code, worked_before=True) from error
             raise
         finally:
             group.end()

@@ -201,6 +201,7 @@ class Tiers:
                     self._recorder.events,
                     self._say,
                     frozen=self._frozen,
+                    run_id=self._spec.run_id,
                     kind=self._spec.storage_kind,
                 )
             except LookAgain as change:

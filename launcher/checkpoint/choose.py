@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checkpoint.identity import differences
 from launcher.checkpoint.manifest import Manifest
-from launcher.checkpoint.verify import Verification, list_checkpoints, mark_of, verify_checkpoint
+from launcher.checkpoint.verify import LOST_BLOCKS, Verification, list_checkpoints, mark_of, verify_checkpoint
 from launcher.errors import UserError
 
 REJECTED_SUFFIX = ".rejected"
@@ -40,9 +40,9 @@ def choose_checkpoint(
     """Newest whole checkpoint first. A whole one that belongs to another job is an error, not a fresh start; one of
     another number of ranks is taken, the ranks divide its state anew.
 
-    Raises UserError when the newest whole checkpoint cannot be continued by this job: silently starting over, or
-    silently mixing two runs in one folder, would cost the user the progress that is there. Raises Cancelled as soon as
-    `cancelled()`, and OSError where the storage fails. Changes nothing.
+    Raises UserError when the newest whole checkpoint cannot be continued by this job, or a later version of ftlaunch
+    has written it: silently starting over, or silently mixing two runs in one folder, would cost the user the progress
+    that is there. Raises Cancelled as soon as `cancelled()`, and OSError where the storage fails. Changes nothing.
     """
     for _ in range(_MAX_LOOKS):
         choice = _choose(output_dir, hashes=hashes, cancelled=cancelled)
@@ -56,19 +56,50 @@ def choose_checkpoint(
 def _choose(output_dir: Path, *, hashes: bool, cancelled: Callable[[], bool]) -> Choice | None:
     """None where another node has pruned, set aside or replaced what was being read: then the rest is old news."""
     refused: list[Verification] = []
+    unread: list[tuple[int, Path]] = []
     for step, path in list_checkpoints(output_dir):
         try:
             verification = verify_checkpoint(path, step, hashes=hashes, cancelled=cancelled)
-        except OSError:
-            if path.is_dir():
+        except OSError as error:
+            if not path.is_dir():
+                return None
+            if error.errno not in LOST_BLOCKS:
                 raise
-            return None
+            unread.append((step, path))
+            continue
         if not verification.is_still_there():
             return None
+        if verification.of_later_version:
+            raise UserError(
+                f"{path}: {verification.reason}. Update ftlaunch to continue from it; to go on from an older "
+                f"checkpoint, move {path.name} out of {output_dir}."
+            )
         if verification.whole:
-            return Choice(verification, tuple(refused))
+            for lost in unread:
+                judged = _judge_lost(*lost, older=path, cancelled=cancelled)
+                if judged is None:
+                    return None
+                refused.append(judged)
+            return Choice(verification, tuple(sorted(refused, key=lambda judged: -judged.step)))
         refused.append(verification)
+    for step, path in unread:  # nothing older shows that the storage itself is well
+        verify_checkpoint(path, step, hashes=hashes, cancelled=cancelled)
+        return None  # it can be read now
     return Choice(None, tuple(refused))
+
+
+def _judge_lost(step: int, path: Path, *, older: Path, cancelled: Callable[[], bool]) -> Verification | None:
+    """Every byte of an older one has just been read, so the storage answers; what it still does not give is lost. None
+    where it gives it now."""
+    try:
+        verify_checkpoint(path, step, cancelled=cancelled)
+    except OSError as error:
+        if error.errno not in LOST_BLOCKS:
+            raise
+        name = Path(error.filename).name if error.filename else "a file"
+        reason = f"{name} cannot be read ({error.strerror}), while all of {older.name} can"
+        return Verification(path, step, None, reason, mark_of(path))
+    return None
 
 
 def set_judged_aside(judged: Verification) -> Path | None:
@@ -109,5 +140,6 @@ def _require_same_job(path: Path, manifest: Manifest, identity: Mapping[str, Any
         listed = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in changed)
         raise UserError(
             f"{path.parent} holds another run: its {path.name} was made with\n{listed}\n"
-            "A run is known by its output folder. Set these back to continue it, or choose another output_dir."
+            "A run is known by its output folder. Set these back to continue it, or choose another output_dir. If "
+            f"{path.name} does not belong to this run, move it out of that folder."
         )

@@ -12,6 +12,7 @@ What a kill leaves in there (`DISPLACED_NAME`) is given back, or set aside, when
 from __future__ import annotations
 
 import errno
+import os
 import re
 import secrets
 import shutil
@@ -100,7 +101,7 @@ def commit_folder(
         fsync_path(folder)  # the names in it
     write_manifest(staged, manifest)
     may_commit()
-    if final.exists():
+    if os.path.lexists(final):  # a link to nothing has the name as well
         _displace(final, staged / DISPLACED_NAME)
     try:
         staged.rename(final)
@@ -161,7 +162,7 @@ def _clear_displaced(committed: Path, *, replace: bool | None = None) -> None:
     """Move what had the name before out of the folder that has it now, or remove it. Unless `replace` is given: as
     the one that was killed meant to (only final/ is ever replaced)."""
     displaced = committed / DISPLACED_NAME
-    if not displaced.exists():
+    if not os.path.lexists(displaced):
         return
     if replace if replace is not None else committed.name == FINAL_NAME:
         remove_tree(displaced)

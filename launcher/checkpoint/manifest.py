@@ -2,6 +2,8 @@
 
 Invariant: the manifest is written after every other byte of the folder is on disk, and names each file with its size
 and hash. A folder without a manifest, or one that does not agree with it, was not finished and is never resumed from.
+It is sealed with a hash of its own (`SEAL`), because a flipped bit in it would change what a run resumes with (the
+global batch, the samples seen) as surely as one in the weights.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
@@ -19,6 +21,7 @@ import xxhash
 from launcher.errors import Cancelled
 
 MANIFEST_NAME = "MANIFEST.json"
+SEAL = "xxh3_128"  # of the manifest without this field, as `_canonical` writes it; version 0.1.0 wrote none
 _READ_BYTES = 1 << 22
 
 
@@ -61,7 +64,8 @@ class Manifest:
     v: int = 1
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False, sort_keys=True)
+        document = json.loads(json.dumps(asdict(self)))  # as a reader will see it: keys are strings, tuples are lists
+        return _canonical({**document, SEAL: _seal(document)})
 
     @property
     def total_bytes(self) -> int:
@@ -76,15 +80,58 @@ class Manifest:
         return per_device * int(self.identity.get("training.gradient_accumulation_steps", 1)) * self.world_size
 
 
+class LaterVersion(ValueError):  # noqa: N818 - says what it is
+    """An intact manifest that a later version of ftlaunch has written: nothing is damaged, and nothing can be said."""
+
+
 def parse_manifest(text: str) -> Manifest:
-    """Raises ValueError, KeyError or TypeError for anything that is not a manifest of this version."""
-    raw = json.loads(text)
-    if not isinstance(raw, dict) or raw.get("v") != 1:
+    """Raises LaterVersion, and ValueError, KeyError or TypeError for anything else that is not a manifest."""
+    try:
+        raw = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    seal = raw.pop(SEAL, None)
+    if seal is not None and seal != _seal(raw):
+        raise ValueError("it does not have the content that was written (its own hash differs)")
+    version = raw.get("v")
+    if version != 1:
+        if seal is not None and isinstance(version, int) and version > 1:
+            raise LaterVersion(f"it is of version {version}, this ftlaunch knows version 1")
         raise ValueError("not a version 1 manifest")
+    if seal is not None:  # what a later program has added to this version can be done without
+        known = {field.name for field in fields(Manifest)}
+        raw = {key: value for key, value in raw.items() if key in known}
     if not isinstance(raw.get("files"), dict) or not raw["files"]:
         raise ValueError("it names no files")
     files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
-    return Manifest(files=files, **raw)
+    manifest = Manifest(files=files, **raw)
+    _require_plausible(manifest)
+    return manifest
+
+
+def _require_plausible(manifest: Manifest) -> None:
+    """Others count with these, open files by these names, and have no bound for a wrong type."""
+    for name in ("step", "world_size", "samples_seen", "global_batch_size"):
+        value = getattr(manifest, name)
+        if type(value) is not int or value < (name == "world_size"):
+            raise ValueError(f"{name} is {value!r}")
+    if not isinstance(manifest.identity, dict):
+        raise ValueError(f"identity is {manifest.identity!r}")
+    for file, record in manifest.files.items():
+        if type(record.size_bytes) is not int:
+            raise ValueError(f"the size of {file} is {record.size_bytes!r}")
+        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+            raise ValueError(f"{file} is not within the folder")
+
+
+def _canonical(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True)
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(_canonical(document).encode("utf-8", "backslashreplace"))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -93,8 +140,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def hash_file(path: Path, cancelled: Callable[[], bool] = lambda: False, *, fresh: bool = False) -> FileRecord:
-    """Raises Cancelled as soon as `cancelled()`, which is asked before each block of 4 MiB. `fresh`: what the kernel
-    still has of the file in memory does not count."""
+    """Raises Cancelled as soon as `cancelled()`, which is asked before each block of 4 MiB; OSError, which names the
+    file. `fresh`: what the kernel still has of the file in memory does not count."""
     digest = xxhash.xxh3_128()
     size_bytes = 0
     with path.open("rb", buffering=0) as stream:
@@ -103,7 +150,12 @@ def hash_file(path: Path, cancelled: Callable[[], bool] = lambda: False, *, fres
         while True:
             if cancelled():
                 raise Cancelled(f"reading {path}")
-            if not (block := stream.read(_READ_BYTES)):
+            try:
+                block = stream.read(_READ_BYTES)
+            except OSError as error:
+                error.filename = os.fspath(path)
+                raise
+            if not block:
                 break
             digest.update(block)
             size_bytes += len(block)

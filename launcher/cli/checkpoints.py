@@ -13,7 +13,7 @@ from typing import Any
 from launcher.agent.completion import read_final
 from launcher.checkpoint.in_place import is_rejected
 from launcher.checkpoint.verify import Verification, folders_by_step, list_checkpoints, verify_checkpoint
-from launcher.errors import UserError
+from launcher.errors import UserError, unusable_folder
 from launcher.preflight.finding import show_bytes
 
 
@@ -43,7 +43,10 @@ def main(options: argparse.Namespace) -> int:
     folders = options.paths
     if len(folders) != 1 or not folders[0].is_dir():
         raise UserError("checkpoints: give one output folder that exists: ftlaunch checkpoints OUTPUT_DIR [--verify]")
-    rows = look(folders[0], hashes=options.verify)
+    try:
+        rows = look(folders[0], hashes=options.verify)
+    except OSError as error:
+        raise unusable_folder(error) from error
     final = read_final(folders[0], hashes=options.verify)
     aside = sorted(path.name for path in folders[0].glob("checkpoint-*.rejected*"))
     aside += sorted(path.name for _, path in folders_by_step(folders[0]) if is_rejected(path))

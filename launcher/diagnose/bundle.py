@@ -74,7 +74,8 @@ def write_bundle(
         summary(verdict, ranks, str((extra or {}).get("decision", "")), (extra or {}).get("about")),
     )
     _write(folder / "environment.json", _json(redact_environ(environ)))
-    _write(folder / "host.json", _json({"facts": dict(host_facts), "nodes": [vars(n) for n in nodes], **(extra or {})}))
+    counted = [{name: value for name, value in vars(n).items() if name != "kernel_lines"} for n in nodes]
+    _write(folder / "host.json", _json({"facts": dict(host_facts), "nodes": counted, **(extra or {})}))
     budget = (MAX_BUNDLE_BYTES - _RESERVED_BYTES) // max(1, len(ranks) + 1)
     for rank in ranks:
         name = f"rank-{rank.rank}.log" if rank.rank >= 0 else f"log-{Path(rank.log_path).name or 'unnamed'}"

@@ -86,6 +86,15 @@ def read_tail(path: str | os.PathLike[str], max_bytes: int = 262_144) -> Numbere
     return number_lines(data.decode("utf-8", errors="replace"), skipped_lines + 1)
 
 
+def with_last_words(tail: NumberedLines, words: str) -> NumberedLines:
+    """The log's end, completed with what the rank has said elsewhere: on a full disk a log ends in mid-sentence."""
+    said = number_lines(words)
+    if not said or said[-1][1] in (text for _, text in tail):
+        return tail
+    first = tail[-1][0] + 1 if tail else 1
+    return tail + number_lines(f"(not in the log, the rank has told its agent)\n{words}", first)
+
+
 def read_cgroup_oom_kills(root: Path = _CGROUP_ROOT, proc_cgroup: Path = Path("/proc/self/cgroup")) -> int | None:
     """How many processes of this cgroup the kernel has killed for memory since the cgroup exists (v2, then v1).
 

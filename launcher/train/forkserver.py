@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -144,10 +145,12 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - the process's edge: the traceback is the evidence for the agent
         from launcher.train.main import write_traceback
 
-        write_traceback(error)
+        with suppress(OSError):
+            write_traceback(error)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # the log is on a full disk
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
 
 

@@ -23,6 +23,8 @@ from launcher.plan.spec import RankSpec
 
 log = logging.getLogger("ftlaunch.rank")
 
+LAST_WORDS_CHARS = 12_000  # in a message of the link, whatever the characters
+
 
 @dataclass(frozen=True)
 class RankPlace:
@@ -52,6 +54,9 @@ def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = ()) -> int:
         link.send("user_error", message=str(error))
         log.info("error: %s", error)  # in this rank's log; the agent shows it once for all
         return int(error.exit_code)
+    except Exception as error:  # raised again: the log gets it too, unless it lies on the disk that failed
+        link.send("last_words", text=_traceback_of(error)[-LAST_WORDS_CHARS:])
+        raise
     return 0
 
 
@@ -137,7 +142,11 @@ def _is_no_mismatch_of_accumulation(record: logging.LogRecord) -> bool:
 
 def write_traceback(error: BaseException) -> None:
     """The rank's last words: a plain traceback on standard error, whatever hooks a library has installed."""
+    sys.stderr.write(_traceback_of(error))
+    sys.stderr.flush()
+
+
+def _traceback_of(error: BaseException) -> str:
     import traceback
 
-    traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
-    sys.stderr.flush()
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

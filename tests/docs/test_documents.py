@@ -232,6 +232,19 @@ def test_platforms_names_what_says_that_ftlaunch_is_nested() -> None:
     assert [name for outer in OUTER_LAUNCHERS for name in outer.all_of if f"`{name}`" not in text] == []
 
 
+_TEST = re.compile(r"\[(test_\w+)\]\(\.\./([\w/]+\.py)\)")
+
+
+def test_every_fault_of_checkpoints_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "checkpoint-faults.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| fault |")]
+    assert len(rows) >= 40
+    assert [row for row in rows if not _TEST.search(row)] == []
+    named = _TEST.findall(page)
+    missing = [name for name, file in named if f"\ndef {name}(" not in (ROOT / file).read_text("utf-8")]
+    assert missing == []
+
+
 def _emitted() -> dict[str, set[str]]:
     """Event -> the fields that the code gives it by name."""
     events: dict[str, set[str]] = {}

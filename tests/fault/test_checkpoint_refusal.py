@@ -11,8 +11,6 @@ import pytest
 
 from tests.fault.harness import Job
 
-MakeJob = Callable[..., Job]
-
 
 def truncate_a_shard(folder: Path) -> None:
     shard = next(folder.glob("global_step*/*_optim_states.pt"))
@@ -38,17 +36,6 @@ def flip_a_bit(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-@pytest.fixture(scope="module")
-def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A run of 6 steps with checkpoints 3 and 6, stopped by its planned end; each test works on a copy."""
-    from tests.fault.harness import base_config, merged
-
-    folder = tmp_path_factory.mktemp("trained")
-    job = Job(folder, merged(base_config(tiny, folder / "out"), {"training": {"max_steps": 6}}))
-    assert job.run().process.returncode == 0
-    return job
 
 
 def copy_of(job: Job, folder: Path, max_steps: int) -> Job:
@@ -112,13 +99,3 @@ def test_another_job_on_the_same_folder_is_refused(trained: Job, tmp_path: Path)
     run = job.run()
     assert run.process.returncode == 2
     assert "lora.r: 4 there, 8 now" in run.log
-
-
-def test_two_runs_on_one_folder(make_job: MakeJob) -> None:
-    job = make_job(training={"max_steps": 4000})
-    with job.start() as first:
-        first.until_event("generation_started")
-        second = job.run()
-        assert second.process.returncode == 2
-        assert f"pid {first.process.pid}" in second.log
-        assert first.process.poll() is None

@@ -6,6 +6,7 @@ from launcher.diagnose.fault import Fault
 from launcher.i18n import Text
 
 _CACHE = r"\.triton|triton/(?:runtime|compiler)|torch_extensions|torchinductor|\.cache/|/cache|cpp_ext|huggingface_hub"
+_WHILE_SAVING = r"/ftlaunch/staging/|in (?:_save_checkpoint|_write_final)\b"
 _TRAINING_UNDER_WAY = r"it/s\]|s/it\]|\bloss['\"]? ?[:=]|\b[Ee]poch\W+[1-9]"
 
 FAULTS: tuple[Fault, ...] = (
@@ -155,6 +156,7 @@ FAULTS: tuple[Fault, ...] = (
             r"write\(\): fd \d+ failed with (?:Input/output error|No space)",
             r"\[Errno 28\]",
         ),
+        vague=(r"basic_ios::clear: iostream error",),  # torch's first words; its last where the log is cut off, too
         cause=Text(
             "{where}: the file system is full; a write, most likely of a checkpoint, was cut short.",
             "{where}：文件系统已满；写入（多半是检查点）中断。",
@@ -176,6 +178,27 @@ FAULTS: tuple[Fault, ...] = (
         remedy=Text(
             "Set cluster.master_port to a port from 1024 to 65535.",
             "将 cluster.master_port 设为 1024 到 65535 之间的端口。",
+        ),
+    ),
+    Fault(
+        cls="permission",
+        action="retry",
+        errors=(
+            r"\[Errno 30\] Read-only file system(?:: '(?P<path>[^'\n]*)')?",
+            r"\[Errno 13?\] (?:Permission denied|Operation not permitted): '(?P<path>[^'\n]*)'",
+            r"(?P<path>Read-only file system|Permission denied) \(os error (?:30|13)\)",
+        ),
+        near=_WHILE_SAVING,
+        cause=Text(
+            "{where}: the output folder could be written when the run began and refuses it now ({path}): its volume "
+            "became read-only, or its mount or permissions have changed.",
+            "{where}：输出目录在运行开始时可写，现在却被拒绝（{path}）：该卷变为只读，或其挂载、权限发生了变化。",
+        ),
+        remedy=Text(
+            "Run it again once the folder can be written (`mount`, `ls -ld`; `dmesg` tells why the kernel made a "
+            "file system read-only), or on another node.",
+            "待目录恢复可写后重新运行（用 `mount`、`ls -ld` 检查；内核把文件系统改为只读的原因见 `dmesg`），"
+            "或换一个节点运行。",
         ),
     ),
     Fault(

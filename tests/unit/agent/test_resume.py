@@ -69,7 +69,8 @@ def test_when_none_is_whole_it_begins_anew_and_deletes_nothing(tmp_path: Path) -
         (save(tmp_path, step) / MANIFEST_NAME).unlink()
     num_files = len(contents(tmp_path))
     assert resume(tmp_path, said) == Resume(None, 0, 0)
-    assert len(said) == 2
+    assert len(said) == 3
+    assert said[-1].startswith("none of the checkpoints is whole: training begins at step 0")
     assert sorted(path.name for path in tmp_path.glob("*.rejected")) == [
         "checkpoint-10.rejected",
         "checkpoint-20.rejected",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -25,9 +26,9 @@ HOLD = (
 
 
 @contextmanager
-def holder(output_dir: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(output_dir: Path, program: str = HOLD) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(output_dir)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(output_dir)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -115,3 +116,43 @@ def test_the_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
     held = hold(tmp_path / "ftlaunch" / "lock", "pid 7 on another-host")
     with RunLock(tmp_path, say=lambda _: held.close()):
         assert (tmp_path / "ftlaunch" / "lock").read_text().startswith(f"pid {os.getpid()} on ")
+
+
+# -- file systems without locks ----------------------------------------------------------------------------------------
+
+NO_LOCKS = (
+    "import errno, fcntl\ndef flock(fd, how): raise OSError(errno.ENOLCK, 'No locks available')\nfcntl.flock = flock\n"
+)
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_without_locks_a_living_run_on_this_machine_is_refused_all_the_same(
+    tmp_path: Path, without_locks: None
+) -> None:
+    with holder(tmp_path, NO_LOCKS + HOLD) as first:
+        with pytest.raises(UserError, match=f"pid {first.pid} on "), RunLock(tmp_path):
+            pytest.fail("two runs in one folder")
+        first.kill()
+        first.wait()
+        with RunLock(tmp_path):
+            assert (tmp_path / "ftlaunch" / "lock").read_text().startswith(f"pid {os.getpid()} on ")
+    assert not (tmp_path / "ftlaunch" / "lock").read_text().strip()
+
+
+def test_without_locks_a_run_elsewhere_is_named_for_the_user_to_look(tmp_path: Path, without_locks: None) -> None:
+    path = tmp_path / "ftlaunch" / "lock"
+    path.parent.mkdir()
+    path.write_text("pid 7 on another-host (boot 00000000, pid:[1], started 1)")
+    said: list[str] = []
+    with RunLock(tmp_path, say=said.append):
+        pass
+    (line,) = said
+    assert "no locks on this file system (No locks available): start this run only once" in line
+    assert "the lock names pid 7 on another-host" in line

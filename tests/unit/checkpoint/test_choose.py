@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -77,7 +78,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "missing trainer state": (remove("trainer_state.json"), "trainer_state.json is missing"),
     "folder where a file was": (
         lambda folder: ((folder / "scheduler.pt").unlink(), (folder / "scheduler.pt").mkdir()),
-        "scheduler.pt is missing",
+        "scheduler.pt is not a file",
     ),
     "all files gone": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "no MANIFEST.json"),
     **{
@@ -361,3 +362,59 @@ def test_a_name_that_another_node_takes_first_is_no_error(tmp_path: Path, monkey
     monkeypatch.setattr(Path, "rename", late)
     assert set_aside(folder).name == "checkpoint-20.rejected-2"
     assert (tmp_path / "checkpoint-20.rejected" / "weights").read_text() == "of the other node"
+
+
+# -- blocks that cannot be read ----------------------------------------------------------------------------------------
+
+
+def fail_reading(monkeypatch: pytest.MonkeyPatch, of: Callable[[Path], bool], times: int) -> None:
+    """The first `times` reads of these files end with EIO."""
+    hash_file = verify.hash_file
+    left = times
+
+    def failing(path: Path, cancelled: Callable[[], bool] = lambda: False) -> FileRecord:
+        nonlocal left
+        if of(path) and left:
+            left -= 1
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return hash_file(path, cancelled)
+
+    monkeypatch.setattr(verify, "hash_file", failing)
+
+
+def test_what_can_be_read_at_a_second_look_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    fail_reading(monkeypatch, lambda path: path.name == "latest" and "20" in path.parent.name, times=1)
+    choice = choose_checkpoint(tmp_path, IDENTITY)
+    assert choice.taken is not None
+    assert (choice.taken.step, choice.refused) == (20, ())
+
+
+def test_what_cannot_be_read_is_refused_only_where_all_of_another_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    with monkeypatch.context() as lost:
+        fail_reading(lost, lambda path: "checkpoint-20" in path.parts, times=10**6)
+        choice = choose_checkpoint(tmp_path, IDENTITY)
+        assert choice.taken is not None
+        assert choice.taken.step == 10
+        (refused,) = choice.refused
+        assert refused.reason.endswith("cannot be read (Input/output error), while all of checkpoint-10 can")
+    fail_reading(monkeypatch, lambda path: True, times=10**6)
+    with pytest.raises(OSError, match="Input/output error"):
+        choose_checkpoint(tmp_path, IDENTITY)
+
+
+def test_a_permission_is_not_a_lost_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+
+    def forbidden(path: Path, cancelled: Callable[[], bool] = lambda: False) -> FileRecord:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(verify, "hash_file", forbidden)
+    with pytest.raises(PermissionError):
+        choose_checkpoint(tmp_path, IDENTITY)

@@ -388,3 +388,13 @@ def test_a_kill_while_pruning_leaves_nothing_that_looks_like_a_checkpoint(
     monkeypatch.undo()
     clear_staging(tmp_path, below=2)
     assert not list(tmp_path.rglob("pruned-*"))
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("gone"), lambda path: path.write_text("a file")])
+def test_what_has_the_name_and_is_no_folder_is_set_aside(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    """A link to nothing has been mistaken for no name at all: no checkpoint of that step could be saved."""
+    make(tmp_path / "checkpoint-20")
+    save(tmp_path, 20)
+    assert whole_steps(tmp_path) == [20]
+    assert os.path.lexists(tmp_path / "checkpoint-20.rejected")
+    assert not os.path.lexists(tmp_path / "checkpoint-20" / ".displaced")

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.checkpoint.manifest import (
     MANIFEST_NAME,
     FileRecord,
+    LaterVersion,
+    Manifest,
     hash_file,
     iter_files,
     parse_manifest,
@@ -72,3 +76,59 @@ def test_total_bytes_counts_all_files(tmp_path: Path) -> None:
 def test_what_is_no_manifest_raises_one_of_the_named_errors(text: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         parse_manifest(text)
+
+
+def sealed(**changes: Any) -> str:
+    return replace(Manifest(**SMALL), **changes).to_json()
+
+
+SMALL: dict[str, Any] = {
+    "step": 3,
+    "world_size": 2,
+    "num_nodes": 1,
+    "precision": "fp32",
+    "run_id": "feedface",
+    "config_sha": "01",
+    "identity": {"lora.dropout": 0.1, "data.train": ("a", "b"), "training.lr_scheduler_kwargs": {10: 1, 9: 2}},
+    "samples_seen": 12,
+    "versions": {},
+    "files": {"latest": FileRecord(1, "00")},
+}
+
+
+def test_its_own_hash_is_that_of_what_a_reader_sees() -> None:
+    """Tuples, and numbers as keys, are not the same after they were read."""
+    assert parse_manifest(sealed()).step == 3
+
+
+def test_a_change_to_any_field_breaks_its_hash() -> None:
+    for name, value in json.loads(sealed()).items():
+        changed = {**json.loads(sealed()), name: [value]}
+        with pytest.raises(ValueError, match="its own hash differs"):
+            parse_manifest(json.dumps(changed))
+
+
+def test_a_later_version_is_told_from_damage() -> None:
+    with pytest.raises(LaterVersion):
+        parse_manifest(sealed(v=2))
+    damaged = sealed(v=2).replace('"step": 3', '"step": 4')
+    with pytest.raises(ValueError, match="its own hash differs"):
+        parse_manifest(damaged)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "3"},
+        {"world_size": 0},
+        {"world_size": True},
+        {"samples_seen": None},
+        {"identity": []},
+        {"files": {"latest": FileRecord("1", "00")}},  # type: ignore[arg-type]
+        {"files": {"/etc/passwd": FileRecord(1, "00")}},
+        {"files": {"a/../../b": FileRecord(1, "00")}},
+    ],
+)
+def test_what_others_count_with_has_its_type(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"is .|is not within"):
+        parse_manifest(sealed(**changes))

@@ -103,6 +103,22 @@ EXAMPLES: tuple[Example, ...] = (
         "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
         5,
     ),
+    Example("no_space", "adjust:disk_space", "RuntimeError: basic_ios::clear: iostream error"),
+    Example(
+        "permission",
+        "retry",
+        "Traceback (most recent call last):\n"
+        '  File "/opt/env/transformers/trainer.py", line 3400, in _save_checkpoint\n'
+        "OSError: [Errno 30] Read-only file system: '/mnt/nas/run/ftlaunch/staging/gen-1/checkpoint-40'",
+        3,
+    ),
+    Example(
+        "permission",
+        "retry",
+        '  File "/opt/env/transformers/trainer.py", line 3400, in _save_checkpoint\n'
+        "safetensors_rust.SafetensorError: Error while serializing: I/O error: Read-only file system (os error 30)",
+        2,
+    ),
     Example(
         "permission",
         "adjust:master_port",

@@ -13,6 +13,7 @@ from launcher.diagnose.evidence import (
     read_cgroup_oom_kills,
     read_kernel_lines,
     read_tail,
+    with_last_words,
 )
 
 
@@ -30,6 +31,24 @@ def test_colours_and_redrawn_bars_are_gone_and_bad_bytes_do_no_harm(tmp_path: Pa
     log.write_bytes(b"10%\r 20%\r 30%|###\x1b[31m  ERROR\x1b[0m \xff\n\nlast without newline")
     assert read_tail(log) == ((1, " 30%|###  ERROR \ufffd"), (2, ""), (3, "last without newline"))
     assert clean_line("windows\r\n") == "windows"
+
+
+def test_a_log_that_a_full_disk_has_cut_off_is_completed(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("step 9\nTraceback (most recent call last):\n  File")
+    words = "Traceback (most recent call last):\n  File a\nOSError: [Errno 28] No space left on device\n"
+    tail = with_last_words(read_tail(log), words)
+    assert tail[:3] == read_tail(log)
+    assert tail[-1] == (7, "OSError: [Errno 28] No space left on device")
+    assert "not in the log" in tail[3][1]
+
+
+def test_a_log_that_has_it_all_is_left_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("Traceback (most recent call last):\nValueError: 3\nlast line of a library\n")
+    assert with_last_words(read_tail(log), "Traceback (most recent call last):\nValueError: 3\n") == read_tail(log)
+    assert with_last_words((), "") == ()
+    assert with_last_words((), "ValueError: 3")[-1] == (2, "ValueError: 3")
 
 
 def test_a_missing_log_is_empty(tmp_path: Path) -> None:
