@@ -89,6 +89,8 @@ NOTES: Mapping[str, str] = {
     "data": "Required in this version",
     "data.eval": "Evaluated before the first step, then as `training.eval_strategy` says, else at the end",
     "data.max_length": "How many were cut is in the log of rank 0",
+    "data.packing": "A row is then what `per_device_train_batch_size` counts; evaluation takes single samples. Models "
+    "that cannot keep the samples of a row apart are refused, as is flash attention with more than one row a batch",
     "training": "See [below](#training)",
     "check.skip": "The ids are in [preflight.md](preflight.md)",
     "output_dir": "See [output-folder.md](output-folder.md)",
@@ -101,8 +103,8 @@ TAIL = """\
 
 A start continues the run in `output_dir` when these agree with the newest whole checkpoint: `model.path`,
 `model.gguf_file`, `model.revision`, `method`, `data.train` (as resolved paths), `data.format`, `data.max_length`,
-`data.train_on_prompt`, `data.system_prompt`, the ZeRO stage, the precision, the `lora` section (not with
-`method: full`), the `qlora` section (with `method: qlora`), and of `training`: `seed`, `data_seed`,
+`data.packing`, `data.train_on_prompt`, `data.system_prompt`, the ZeRO stage, the precision, the `lora` section (not
+with `method: full`), the `qlora` section (with `method: qlora`), and of `training`: `seed`, `data_seed`,
 `per_device_train_batch_size`, `gradient_accumulation_steps`, `optim`. A difference is an error (exit code 2) that lists
 old and new values; nothing is overwritten. The number of ranks may change
 ([checkpoints.md](checkpoints.md#with-another-number-of-ranks)). `ftlaunch plan` and `ftlaunch check` say beforehand

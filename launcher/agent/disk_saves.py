@@ -68,6 +68,14 @@ class DiskSaves:
     def begin(self, turn: Turn) -> None:
         self._turn = turn
 
+    def finish(self, loop: EventLoop, bound_s: float) -> None:
+        """The ranks are gone. What all of them have sealed is still saved, within `bound_s`."""
+        deadline = time.monotonic() + bound_s
+        while self._turn is not None and any(save.request is not None for save in self._saves.values()):
+            if time.monotonic() > deadline:
+                return
+            loop.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+
     def end(self) -> None:
         """The turn is over: what is under way is given up. Its generation's staging is cleared by the next one."""
         for save in self._saves.values():

@@ -15,6 +15,12 @@ from launcher.policy.save_interval import summarize
 
 _SNAPSHOTS_OF_AN_EVENT = 500
 _QUIET_PHASES = ("training", "saving")  # steps and saved checkpoints speak for these
+_DRILL_PLACES = {
+    "step_end": "after step {step}",
+    "micro_batch": "in step {step}, before micro-batch {batch}",
+    "save": "in the save of step {step}",
+    "evaluation": "in the evaluation after step {step}, before batch {batch}",
+}
 
 
 class RunRecorder:
@@ -165,7 +171,8 @@ class RunRecorder:
     def _drill(self, rank: int, message: Message) -> None:
         self.fired_drills.add(int(message["number"]))
         self.events.emit("drill", rank=rank, **_fields(message))
-        self.console.say(f"drill: rank {rank} gets {message['signal']} after step {message['step']}")
+        where = _DRILL_PLACES[message["at"]].format(**message)
+        self.console.say(f"drill: rank {rank} gets {message['signal']} {where}")
 
     def _user_error(self, rank: int, message: Message) -> None:
         self.input_error = self.input_error or str(message["message"])

@@ -290,4 +290,6 @@ class _Run:
 
 def drills_of(config: JobConfig) -> tuple[Drill, ...]:
     kills = config.drill.kill if config.drill else []
-    return tuple(Drill(number, kill.rank, kill.step, kill.signal) for number, kill in enumerate(kills))
+    return tuple(
+        Drill(number, kill.rank, kill.step, kill.signal, kill.at, kill.batch) for number, kill in enumerate(kills)
+    )

@@ -37,6 +37,9 @@ from launcher.link import Message
 from launcher.plan.spec import RankSpec
 
 
+_FINISH_S = 10.0  # that a restart waits for a checkpoint on its way to the output folder
+
+
 class Tiers:
     """Of one start. Nothing is there (no memory, no courier) where `spec.memory_every` is None."""
 
@@ -258,9 +261,11 @@ class Tiers:
             self._distrusted = self._folder.manifest.step
             self._reject(self._distrusted, "the ranks that resumed from it failed before their first step")
         self._release_folder()
-        self._turn = None
         if self._memory is not None:
+            if self._crew.alone:  # of several nodes others may be gone, and those that are left must not wait
+                self._saves.finish(self._loop, _FINISH_S)
             self._saves.end()
+        self._turn = None
         if self._ring is not None:
             self._ring.end()
 

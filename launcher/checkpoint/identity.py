@@ -43,6 +43,7 @@ def run_identity(config: JobConfig, *, zero_stage: int, precision: str) -> dict[
         "data.train": list(config.data.train) if config.data else None,
         "data.format": config.data.format if config.data else None,
         "data.max_length": config.data.max_length if config.data else None,
+        "data.packing": config.data.packing if config.data else None,
         "data.train_on_prompt": config.data.train_on_prompt if config.data else None,
         "data.system_prompt": config.data.system_prompt if config.data else None,
         "deepspeed.stage": zero_stage,

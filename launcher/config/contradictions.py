@@ -24,7 +24,9 @@ _NOT_WITH_COMMAND = (
 def find_contradictions(given: Mapping[str, Any]) -> tuple[Mistake, ...]:
     """All contradictions in the given settings; tolerates values of wrong types, which are reported elsewhere."""
     given = {key: value for key, value in given.items() if value is not None}
-    return tuple(mistake for rule in (_command, _method, _deepspeed, _evaluation, _nodes) for mistake in rule(given))
+    return tuple(
+        mistake for rule in (_command, _method, _deepspeed, _evaluation, _nodes, _drill) for mistake in rule(given)
+    )
 
 
 def _command(given: Mapping[str, Any]) -> Iterator[Mistake]:
@@ -111,6 +113,17 @@ def _nodes(given: Mapping[str, Any]) -> Iterator[Mistake]:
     if wanted.isdigit() and int(wanted) > len(hosts):
         remedy = f"add the missing hosts, or write nodes: {_at_most(len(hosts), fewest, most)}"
         yield Mistake(key, f"asks for {wanted} nodes, but cluster.hosts names {len(hosts)}", remedy=remedy)
+
+
+def _drill(given: Mapping[str, Any]) -> Iterator[Mistake]:
+    for kill in _section(given, "drill").get("kill") or ():
+        at = kill.get("at", "step_end") if isinstance(kill, Mapping) else ""
+        if at in ("step_end", "save") and "batch" in kill:
+            yield Mistake(
+                ("drill", "kill", "batch"),
+                f"is given, but the rank is to be killed at: {at}, where there are no batches",
+                remedy="write at: micro_batch or at: evaluation, or remove batch",
+            )
 
 
 def _at_most(num_hosts: int, fewest: str, most: str) -> str:

@@ -18,6 +18,7 @@ NonBlank = Annotated[str, Field(pattern=r"\S")]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Method = Literal["lora", "qlora", "full"]
 DrillSignal = Literal["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGSTOP"]
+DrillPlace = Literal["step_end", "micro_batch", "save", "evaluation"]
 DataFormat = Literal["auto", "messages", "alpaca", "prompt_completion", "qa", "text"]
 
 
@@ -108,6 +109,10 @@ class DataConfig(Section):
     format: DataFormat = Field(default="auto", description="Shape of the records; auto decides from the first one")
     max_length: int = Field(
         default=2048, ge=8, description="Longest sample in tokens; longer ones are cut", examples=[2048]
+    )
+    packing: bool = Field(
+        default=False,
+        description="Train on rows of up to max_length tokens, filled with several samples that do not see each other",
     )
     train_on_prompt: bool = Field(default=False, description="Count the loss on prompt tokens too")
     system_prompt: str | None = Field(
@@ -279,6 +284,14 @@ class KillDrill(Section):
 
     rank: int = Field(ge=0, description="Global rank to kill", examples=[1])
     step: int = Field(ge=1, description="Optimizer step at which it is killed, once", examples=[8])
+    at: DrillPlace = Field(
+        default="step_end",
+        description="Right after the step, before a micro-batch of it, in its save, or in the evaluation after it",
+        examples=["micro_batch"],
+    )
+    batch: int = Field(
+        default=1, ge=1, description="Which one of at: micro_batch or evaluation, from 1 in each step", examples=[2]
+    )
     signal: DrillSignal = Field(default="SIGKILL", description="Signal it gets; SIGSTOP makes it hang")
 
 

@@ -50,6 +50,7 @@ OWNED: Mapping[str, str] = {
     "auto_find_batch_size": "remove it: a changed batch size would change the data order; set "
     "per_device_train_batch_size",
     "train_sampling_strategy": _ORDER,
+    "group_by_length": _ORDER + "; data: {packing: true} saves the padding",
     "length_column_name": _ORDER,
     "dataloader_drop_last": _ORDER,
     "remove_unused_columns": "remove it: the records' fields are ftlaunch's own",
@@ -81,6 +82,7 @@ RENAMED: Mapping[str, str] = {
     "max_seq_length": "data.max_length",
     "max_length": "data.max_length",
     "cutoff_len": "data.max_length",
+    "packing": "data.packing",
     "batch_size": "training.per_device_train_batch_size",
     "micro_batch_size": "training.per_device_train_batch_size",
     "train_batch_size": "training.per_device_train_batch_size",

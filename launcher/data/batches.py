@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from launcher.data.encode import IGNORED_LABEL, EncodedDataset
 from launcher.data.order import GHOST, SampleOrder
+from launcher.data.packing import Packing
 
 SAMPLE_KEY = "sample_ids"
 _GHOST_TOKENS = 8  # what a batch is padded to in any case
@@ -35,8 +36,40 @@ class SampleDataset(Dataset[dict[str, Any]]):
         return {"input_ids": ids, "labels": labels, SAMPLE_KEY: index}
 
 
+class PackedDataset(Dataset[dict[str, Any]]):
+    """Rows of several samples each. A sample's positions begin at 0: by these a model keeps the samples of a row apart.
+    Its first token is not learned, which the sample before it would predict."""
+
+    def __init__(self, encoded: EncodedDataset, packing: Packing) -> None:
+        self.encoded = encoded
+        self.packing = packing
+
+    def __len__(self) -> int:
+        return len(self.packing)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == GHOST:
+            ghost = SampleDataset(self.encoded)[GHOST]
+            return {**ghost, "position_ids": np.arange(len(ghost["input_ids"]))}
+        row = self.packing.row(index)
+        parts = [self.encoded.sample(int(sample)) for sample in row]
+        labels = np.concatenate([labels for _, labels in parts])
+        lengths = [len(ids) for ids, _ in parts]
+        labels[np.cumsum([0, *lengths[:-1]])] = IGNORED_LABEL
+        return {
+            "input_ids": np.concatenate([ids for ids, _ in parts]),
+            "labels": labels,
+            "position_ids": np.concatenate([np.arange(length) for length in lengths]),
+            SAMPLE_KEY: row.tolist(),
+        }
+
+
 class Collator:
-    """Pads to the longest sample of the batch, rounded up to a multiple of 8 (tensor cores)."""
+    """Pads to the longest row of the batch, rounded up to a multiple of 8 (tensor cores).
+
+    Packed rows get no attention mask, because models look at the positions only without one: the padding has positions
+    of its own, like a sample more.
+    """
 
     def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id
@@ -52,8 +85,17 @@ class Collator:
             input_ids[row, :length] = torch.from_numpy(sample["input_ids"].astype(np.int64))
             labels[row, :length] = torch.from_numpy(sample["labels"].astype(np.int64))
             attention_mask[row, :length] = 1
-        sample_ids = torch.tensor([s[SAMPLE_KEY] for s in samples], dtype=torch.long)
-        return {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, SAMPLE_KEY: sample_ids}
+        if "position_ids" not in samples[0]:
+            sample_ids = torch.tensor([s[SAMPLE_KEY] for s in samples], dtype=torch.long)
+            return {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, SAMPLE_KEY: sample_ids}
+        position_ids = torch.arange(width).repeat(len(samples), 1)
+        for row, sample in enumerate(samples):
+            positions = sample["position_ids"]
+            position_ids[row, : len(positions)] = torch.from_numpy(positions)
+            position_ids[row, len(positions) :] -= len(positions)
+        all_ids = [i for s in samples for i in ([GHOST] if s[SAMPLE_KEY] == GHOST else s[SAMPLE_KEY])]
+        sample_ids = torch.tensor(all_ids, dtype=torch.long)
+        return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, SAMPLE_KEY: sample_ids}
 
 
 class RankBatchSampler(Sampler[list[int]]):
@@ -85,7 +127,11 @@ class RankLoader:
     """
 
     def __init__(
-        self, dataset: SampleDataset, sampler: RankBatchSampler, collator: Collator, **loader_options: Any
+        self,
+        dataset: SampleDataset | PackedDataset,
+        sampler: RankBatchSampler,
+        collator: Collator,
+        **loader_options: Any,
     ) -> None:
         self.dataset = dataset
         self.batch_sampler = sampler
@@ -103,6 +149,16 @@ class RankLoader:
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)
+
+    def samples_after(self, step: int) -> int:
+        """Samples that all ranks together have been given in the first `step` steps, over all epochs."""
+        order = self.batch_sampler.order
+        places = order.samples_after(step)
+        if isinstance(self.dataset, SampleDataset):
+            return places
+        epochs, rows = divmod(places, order.num_samples)
+        packing = self.dataset.packing
+        return epochs * len(packing.samples) + packing.num_samples_of(order.permutation(epochs)[:rows])
 
     def starting_at(self, num_batches: int) -> RankLoader:
         """The same epoch without its first `num_batches` micro-batches; later epochs are whole again (the Trainer uses

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from launcher.data.packing import Packing
 from launcher.data.records import DataError, Record
 
 if TYPE_CHECKING:
@@ -33,11 +34,12 @@ class EncodedDataset:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def digest(self) -> str:
-        """XXH3-128 (hex) of all token ids, labels and boundaries: the same data, template and tokenizer give the
-        same."""
+    def digest(self, packing: Packing | None = None) -> str:
+        """XXH3-128 (hex) of all token ids, labels and boundaries, and of the rows where samples are packed: the same
+        data, template, tokenizer and packing give the same."""
         hasher = xxhash.xxh3_128()
-        for array in (self.input_ids, self.labels, self.offsets):
+        rows = () if packing is None else (packing.samples, packing.offsets)
+        for array in (self.input_ids, self.labels, self.offsets, *rows):
             hasher.update(np.ascontiguousarray(array).view(np.uint8).data)
         return str(hasher.hexdigest())
 

@@ -58,6 +58,13 @@ def read_own(path: Path, config: JobConfig) -> dict[str, Any]:
                 f"deepspeed: {path}: remove {key}: ftlaunch resumes with any number of ranks from DeepSpeed's ordinary "
                 "checkpoints, and saves no others."
             )
+    for key in ("data_efficiency", "curriculum_learning"):
+        section = own.get(key)
+        if isinstance(section, dict) and section.get("enabled"):
+            raise UserError(
+                f"deepspeed: {path}: remove {key}: which samples and tokens make up a step is decided by ftlaunch, so "
+                "that a restart goes on exactly (data: {packing: true} fills rows with several short samples)."
+            )
     same = {
         "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", 8),
         "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),

@@ -13,13 +13,15 @@ from launcher.host.storage import StorageKind
 
 @dataclass(frozen=True)
 class Drill:
-    """A rehearsed fault: rank `rank` sends itself `signal` right after optimizer step `step`. `number` identifies
-    it."""
+    """A rehearsed fault: rank `rank` sends itself `signal` at place `at` of optimizer step `step` (see docs/drills.md);
+    `batch` counts from 1. `number` identifies it."""
 
     number: int
     rank: int
     step: int
     signal: str = "SIGKILL"
+    at: str = "step_end"
+    batch: int = 1
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from launcher.checkpoint.manifest import read_manifest
 from launcher.config.models import JobConfig
-from launcher.data.batches import Collator, RankBatchSampler, RankLoader, SampleDataset
+from launcher.data.batches import Collator, PackedDataset, RankBatchSampler, RankLoader, SampleDataset
 from launcher.data.encode import EncodedDataset, encode_dataset, plain_prompt
 from launcher.data.order import SampleOrder
+from launcher.data.packing import Packing, pack
 from launcher.data.records import Record, read_records
 from launcher.errors import UserError
 from launcher.link import Link
@@ -22,6 +24,7 @@ from launcher.plan.spec import RankSpec
 from launcher.train.alive import Alive
 from launcher.train.card import model_card
 from launcher.train.commit_permit import ask_to_commit
+from launcher.train.packed_attention import require_packing
 from launcher.train.resilience import Resilience, barrier, make_readable
 
 if TYPE_CHECKING:
@@ -58,14 +61,15 @@ class FineTuning:
         if self.config.data is None:
             raise UserError("data: is missing")
         train = self._encode(self.config.data.train)
-        self.data_digest = train.digest()
+        packing = self._packing(train)
+        self.data_digest = train.digest(packing)
         self._require_same_data()
         evaluation = self._encode(self.config.data.eval) if self.config.data.eval else None
         self._check_vocabulary(train)
         if self.spec.resume_from is None:
             self._answer("base")
         self.phases.enter("preparing engine")
-        trainer = self._trainer(train, evaluation)
+        trainer = self._trainer(train, packing, evaluation)
         trainer.train(resume_from_checkpoint=self.spec.resume_from)
         trainer.wait_until_durable()
         if trainer.resilience.stopped_at is not None:
@@ -83,6 +87,18 @@ class FineTuning:
         if encoded.num_truncated and self.place.rank == 0:
             log.warning("%d of %d samples were cut to %d tokens", encoded.num_truncated, len(encoded), data.max_length)
         return encoded
+
+    def _packing(self, train: EncodedDataset) -> Packing | None:
+        data = self.config.data
+        if data is None or not data.packing:
+            return None
+        require_packing(self.model, self.arguments.per_device_train_batch_size)
+        packing = pack(np.diff(train.offsets), data.max_length)
+        if self.place.rank == 0:
+            filled = len(train.input_ids) / (len(packing) * data.max_length)
+            message = "%d samples are packed into %d rows of %d tokens, %.0f%% of which are filled"
+            log.info(message, len(train), len(packing), data.max_length, 100 * filled)
+        return packing
 
     def _told(self, records: Iterator[Record]) -> Iterator[Record]:
         for count, record in enumerate(records, start=1):
@@ -116,12 +132,12 @@ class FineTuning:
                 "was resized."
             )
 
-    def _trainer(self, train: EncodedDataset, evaluation: EncodedDataset | None) -> Resilience:
+    def _trainer(self, train: EncodedDataset, packing: Packing | None, evaluation: EncodedDataset | None) -> Resilience:
         arguments = self.arguments
         collator = Collator(self.tokenizer.pad_token_id)
-        dataset = SampleDataset(train)
+        dataset = SampleDataset(train) if packing is None else PackedDataset(train, packing)
         order = SampleOrder(
-            num_samples=len(train),
+            num_samples=len(dataset),
             batch_size=arguments.per_device_train_batch_size,
             world_size=self.place.world_size,
             global_batch_size=self.spec.global_batch_size,

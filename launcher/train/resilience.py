@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -36,10 +35,11 @@ from launcher.data.batches import SAMPLE_KEY, RankLoader
 from launcher.data.order import GHOST
 from launcher.errors import UserError
 from launcher.link import Link
-from launcher.plan.spec import Drill, RankSpec
+from launcher.plan.spec import RankSpec
 from launcher.train.alive import Alive
 from launcher.train.capture import EngineCapture, Part, model_part, trainer_parts
 from launcher.train.commit_permit import ask_to_commit
+from launcher.train.drills import Drills
 from launcher.train.loss import mean_over_the_step
 from launcher.train.memory_saver import MemorySaver
 from launcher.train.other_world import divide_anew_when_needed
@@ -72,7 +72,7 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
     def __init__(self, spec: RankSpec, link: Link, rank: int, saver: MemorySaver | None) -> None:
         self.link = link
         self.rank = rank
-        self.drills: tuple[Drill, ...] = tuple(d for d in spec.drills if d.rank == rank)
+        self.drills = Drills(spec.drills, rank, link)
         self.stop = StopRequest(link, saver.on_message) if saver else StopRequest(link)
         self.samples: list[int] = []
         self.stopped_at: int | None = None
@@ -91,7 +91,7 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         for start in range(0, max(len(self.samples), 1), _IDS_PER_MESSAGE):
             self.link.send("step", step=step, samples=self.samples[start : start + _IDS_PER_MESSAGE])
         self.samples = []
-        self._drill(step)
+        self.drills.step_ended(step)
         if self.stop.check(step) and step < state.max_steps:
             self.stopped_at = step
             control.should_save = True
@@ -115,12 +115,6 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
     ) -> None:
         if self.rank == 0 and metrics and "eval_loss" in metrics:
             self.link.send("evaluated", step=state.global_step, loss=float(metrics["eval_loss"]))
-
-    def _drill(self, step: int) -> None:
-        for drill in self.drills:
-            if drill.step == step:
-                self.link.send("drill", number=drill.number, signal=drill.signal, step=step)
-                os.kill(os.getpid(), getattr(signal, drill.signal))
 
 
 class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
@@ -176,6 +170,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         self.alive.tell(f"step {self.state.global_step + 1}", "micro-batches", self.alive.count + 1)
+        self.resilience.drills.micro_batch_begins(self.state.global_step + 1)
         ids = inputs.pop(SAMPLE_KEY).tolist()
         self.resilience.samples.extend(i for i in ids if i != GHOST)
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
@@ -190,6 +185,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(SAMPLE_KEY, None)
         self.alive.tell("evaluation", "batches", self.alive.count + 1)
+        self.resilience.drills.evaluation_batch_begins(self.state.global_step)
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     # -- engine and resume ---------------------------------------------------------------------------------------------
@@ -279,7 +275,10 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
     def _capture(self, *, for_disk: bool) -> list[Part]:
         if self._engine_capture is None:
             self._engine_capture = EngineCapture(self.model_wrapped, trainable_only=isinstance(self.model, PeftModel))
-        parts = self._engine_capture.parts(self.state.global_step)
+        step = self.state.global_step
+        parts = self._engine_capture.parts(step)
+        if for_disk:
+            parts.append(Part(lambda sink: self.resilience.drills.half_saved(step)))
         parts += trainer_parts(self, own_scheduler="scheduler" not in self.spec.ds_config)
         model = model_part(self) if for_disk else None
         return [*parts, model] if model else parts
@@ -308,6 +307,10 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             self._commit(step, folder, files, started)
         barrier()
         self.link.send("phase", name="training", step=step)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        self.resilience.drills.half_saved(self.state.global_step)
+        super()._save_rng_state(output_dir)
 
     def _commit(self, step: int, staged: Path, files: Mapping[str, FileRecord], started: float) -> None:
         missing = missing_state(
@@ -361,7 +364,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
 
     def samples_seen(self) -> int:
         """Samples that the weights have learned from, over all epochs and ranks (a function of the step alone)."""
-        return self._make_loader().batch_sampler.order.samples_after(self.state.global_step)
+        return self._make_loader().samples_after(self.state.global_step)
 
 
 def resumed_step(spec: RankSpec) -> int:

@@ -24,8 +24,10 @@ def test_phases_are_said_on_the_node_of_rank_0_only(tmp_path: Path, ranks: range
     recorder.message(ranks.start, {"kind": "phase", "name": "training", "max_steps": 7, "steps_per_epoch": 7})
     assert ("evaluating ..." in stream.getvalue()) is is_said
     assert recorder.progress.max_steps == 7, "what is not said counts all the same"
-    recorder.message(ranks.start, {"kind": "drill", "number": 1, "signal": "SIGKILL", "step": 3})
-    assert "gets SIGKILL" in stream.getvalue(), "faults are said everywhere"
+    recorder.message(
+        ranks.start, {"kind": "drill", "number": 1, "signal": "SIGKILL", "step": 3, "at": "step_end", "batch": 1}
+    )
+    assert "gets SIGKILL after step 3" in stream.getvalue(), "faults are said everywhere"
     recorder.close()
 
 
@@ -35,7 +37,8 @@ def test_how_often_snapshots_are_taken_is_an_event_with_its_inputs(tmp_path: Pat
         events, AppendedLines(tmp_path / "samples.jsonl"), Console(io.StringIO()), Progress(started_at_s=0.0)
     )
     chosen = choose_interval(IntervalInputs(budget=0.01, step_s=1.0, stall=Stall(0.5, 0.5)))
-    recorder.memory_interval(12, chosen)
+    told = {"step": 12, "every_steps": chosen.every_steps, "reason": chosen.reason.value, "text": chosen.text}
+    recorder.message(0, {"kind": "memory_interval", **told, "inputs": chosen.inputs_of_event()})
     recorder.close()
     (event,) = read_json_lines(events.path)
     assert event["event"] == "memory_interval"

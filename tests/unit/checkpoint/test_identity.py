@@ -26,6 +26,7 @@ def identity(more: dict[str, Any] | None = None, *, stage: int = 2, precision: s
         ({"data": {"train": ["/b.jsonl"]}}, "data.train"),
         ({"data": {"train": ["/a.jsonl"], "format": "qa"}}, "data.format"),
         ({"data": {"train": ["/a.jsonl"], "max_length": 512}}, "data.max_length"),
+        ({"data": {"train": ["/a.jsonl"], "packing": True}}, "data.packing"),
         ({"data": {"train": ["/a.jsonl"], "train_on_prompt": True}}, "data.train_on_prompt"),
         ({"data": {"train": ["/a.jsonl"], "system_prompt": "Be brief."}}, "data.system_prompt"),
         ({"training": {"seed": 7}}, "training.seed"),

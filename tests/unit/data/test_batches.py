@@ -9,9 +9,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from launcher.data.batches import SAMPLE_KEY, Collator, RankBatchSampler, RankLoader, SampleDataset  # noqa: E402
+from launcher.data.batches import (  # noqa: E402
+    SAMPLE_KEY,
+    Collator,
+    PackedDataset,
+    RankBatchSampler,
+    RankLoader,
+    SampleDataset,
+)
 from launcher.data.encode import IGNORED_LABEL, EncodedDataset  # noqa: E402
 from launcher.data.order import GHOST, SampleOrder  # noqa: E402
+from launcher.data.packing import pack  # noqa: E402
 
 PAD = 99
 
@@ -83,3 +91,57 @@ def test_a_ghost_has_tokens_but_nothing_to_learn() -> None:
 
 def test_a_worker_process_gives_the_same_batches() -> None:
     assert ids(loader(20, 2, 3, 0, num_workers=1)) == ids(loader(20, 2, 3, 0))
+
+
+def packed_loader(num_samples: int, batch_size: int, world_size: int, rank: int) -> RankLoader:
+    """Rows of at most 8 tokens."""
+    data = encoded(num_samples)
+    packing = pack(np.diff(data.offsets), 8)
+    order = SampleOrder(len(packing), batch_size, world_size, batch_size * world_size, seed=5)
+    return RankLoader(PackedDataset(data, packing), RankBatchSampler(order, rank), Collator(PAD))
+
+
+def test_packed_rows_keep_their_samples_apart() -> None:
+    """Positions begin anew with each sample, and no sample's first token is learned from the one before."""
+    (row,) = pack([3, 2, 1], 8).row(0)[None]
+    parts = [np.array([10, 11, 12]), np.array([20, 21]), np.array([30])]
+    flat = np.concatenate(parts).astype(np.int32)
+    dataset = PackedDataset(EncodedDataset(flat, flat.copy(), np.array([0, 3, 5, 6]), 0), pack([3, 2, 1], 8))
+    batch = Collator(PAD)([dataset[0], dataset[GHOST]])
+    assert row.tolist() == [0, 1, 2]
+    assert batch["input_ids"][0].tolist() == [10, 11, 12, 20, 21, 30, PAD, PAD]
+    assert batch["position_ids"][0].tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
+    assert batch["labels"][0].tolist() == [
+        IGNORED_LABEL,
+        11,
+        12,
+        IGNORED_LABEL,
+        21,
+        IGNORED_LABEL,
+        *[IGNORED_LABEL] * 2,
+    ]
+    assert batch["position_ids"][1].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert set(batch["labels"][1].tolist()) == {IGNORED_LABEL}
+    assert batch[SAMPLE_KEY].tolist() == [0, 1, 2, GHOST]
+    assert "attention_mask" not in batch
+    assert flat.tolist() == dataset.encoded.labels.tolist(), "the samples themselves are not changed"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_packed_samples_are_given_out_once_and_counted(world_size: int) -> None:
+    ranks = [packed_loader(40, 1, world_size, rank) for rank in range(world_size)]
+    seen = 0
+    for step, batches in enumerate(zip(*(ids(loader) for loader in ranks), strict=True), start=1):
+        seen += sum(i != GHOST for batch in batches for i in batch)
+        assert {loader.samples_after(step) for loader in ranks} == {seen}
+    assert seen == 40
+    given = [i for loader in ranks for batch in ids(loader) for i in batch if i != GHOST]
+    assert sorted(given) == list(range(40))
+
+
+def test_packed_steps_hold_the_same_samples_whatever_the_ranks() -> None:
+    def steps(batch_size: int, world_size: int) -> list[list[int]]:
+        ranks = [packed_loader(40, batch_size, world_size, rank) for rank in range(world_size)]
+        return [[i for batch in batches for i in batch if i != GHOST] for batches in zip(*map(ids, ranks), strict=True)]
+
+    assert steps(1, 4) == steps(2, 2) == steps(4, 1)

@@ -51,6 +51,13 @@ def test_what_would_save_or_load_other_checkpoints_is_refused(
     assert own_json(tmp_path, {"zero_optimization": {"stage": 2, "elastic_checkpoint": False}})
 
 
+@pytest.mark.parametrize("key", ["data_efficiency", "curriculum_learning"])
+def test_what_would_choose_samples_or_lengths_by_itself_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UserError, match=f"remove {key}"):
+        own_json(tmp_path, {key: {"enabled": True}})
+    assert own_json(tmp_path, {key: {"enabled": False}})
+
+
 def test_the_global_batch_is_that_of_the_full_size() -> None:
     assert global_batch_of({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}, 4) == 24
     assert global_batch_of({}, 16) == 128, "TrainingArguments' defaults: 8 samples, no accumulation"

@@ -287,7 +287,7 @@ def test_a_spec_is_read_back_as_it_was_written(targets: Any) -> None:
         global_batch_size=64,
         resume_from="/run/checkpoint-10",
         memory_every=5,
-        drills=(Drill(0, 1, 8), Drill(1, 0, 9, "SIGSTOP")),
+        drills=(Drill(0, 1, 8), Drill(1, 0, 9, "SIGSTOP", "micro_batch", 2)),
     )
     assert RankSpec.from_json(spec.to_json()) == spec
     assert spec.output_path == Path("/run/保险")

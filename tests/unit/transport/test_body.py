@@ -10,19 +10,24 @@ from launcher.cluster.codec import CodecError, message_to_json
 from launcher.cluster.messages import (
     Accept,
     AcceptedBy,
+    AskCourier,
     AskOrders,
     AskSave,
     Beat,
+    CourierAt,
     End,
     Guide,
     Join,
     Learn,
     Message,
     Orders,
+    PartSaved,
     Prepare,
     Promise,
     Refuse,
+    SaveOutcome,
     SaveState,
+    WrittenFile,
 )
 from launcher.cluster.model import Accepted, Generation, Identity, Node
 from launcher.transport.body import MAX_PARTS, decode, encode, join
@@ -47,6 +52,11 @@ MESSAGES: list[Message] = [
     SaveState(B, 3, 3, True, 7, False),
     AskOrders(B, 3, 3),
     Orders(A, 3, 3, '{"generation": 3}', 12),
+    AskCourier(A, 3),
+    CourierAt(B, 3, "10.0.0.2:40001"),
+    PartSaved(B, 3, 3, 12, (WrittenFile("global_step12/a.pt", 17, "ab" * 16), WrittenFile("latest", 13, "cd" * 16))),
+    PartSaved(B, 3, 3, 12, (), "no space left"),
+    SaveOutcome(A, 3, 3, 12, ""),
 ]
 
 
