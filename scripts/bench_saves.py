@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import signal
@@ -51,7 +50,7 @@ class Figures:
     """Seconds. `step_s` by step, from the end of the step before."""
 
     step_s: dict[int, float] = field(default_factory=dict)
-    memory_stall_s: list[float] = field(default_factory=list)
+    memory_stall_s: tuple[float, float] | None = None  # median, p99
     disk_stall_s: list[float] = field(default_factory=list)
     disk_durable_s: list[float] = field(default_factory=list)
 
@@ -82,8 +81,7 @@ def line(name: str, figures: Figures, disk_every: int) -> str:
     steps = [seconds for step, seconds in figures.step_s.items() if step > 2 and (step - 1) % disk_every]
     memory = disk = durable = "-"
     if figures.memory_stall_s:
-        p99_s = sorted(figures.memory_stall_s)[math.ceil(0.99 * len(figures.memory_stall_s)) - 1]
-        memory = f"{statistics.median(figures.memory_stall_s):.4f} s, {p99_s:.4f} s"
+        memory = "{:.4f} s, {:.4f} s".format(*figures.memory_stall_s)
     if figures.disk_stall_s:
         disk = f"{statistics.median(figures.disk_stall_s):.3f} s, {max(figures.disk_stall_s):.3f} s"
     if figures.disk_durable_s:
@@ -126,11 +124,10 @@ def ftlaunch_run(folder: Path, options: argparse.Namespace, memory: str) -> Figu
     figures = Figures(step_s=steps_of_log(folder / "run/ftlaunch/logs/gen-1/rank-0.log"))
     for text in (folder / "run/ftlaunch/events/n0.jsonl").read_text("utf-8").splitlines():
         event = json.loads(text)
-        if event["event"] != "checkpoint_saved":
-            continue
-        if event["tier"] == "memory":
-            figures.memory_stall_s.append(float(event["stall_seconds"]))
-        else:
+        if event["event"] == "memory_saves":  # of both ranks; the last such event is of the end
+            stall_s = (float(event["stall_seconds_median"]), float(event["stall_seconds_p99"]))
+            figures.memory_stall_s = figures.memory_stall_s or stall_s
+        elif event["event"] == "checkpoint_saved":
             figures.disk_stall_s.append(float(event["stall_seconds"]))
             figures.disk_durable_s.append(float(event["durable_seconds"]))
     return figures

@@ -36,7 +36,6 @@ from launcher.event_loop import CalledOff, EventLoop
 from launcher.link import Message
 from launcher.plan.spec import RankSpec
 
-
 _FINISH_S = 10.0  # that a restart waits for a checkpoint on its way to the output folder
 
 
