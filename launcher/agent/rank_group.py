@@ -84,7 +84,8 @@ class RankGroup:
         on_message: Callable[[RankProcess, Message], None],
         on_exit: Callable[[RankProcess, RankExit], None],
     ) -> bool:
-        """False when the attempt was `abandoned` (a stop, a dead rank) before all ranks were started.
+        """False when the attempt was `abandoned` (a stop, a dead rank) before all ranks were started: those that were
+        are the caller's to kill.
 
         `slots_of`: descriptors of this process's memory for the snapshots of a rank.
 
@@ -98,7 +99,7 @@ class RankGroup:
             if process is None:
                 return False
             self._watch(process, on_message, on_exit)
-        return True
+        return not abandoned()  # while the last one was forked; who ended the others did not know of it yet
 
     def _start_rank(
         self,

@@ -300,6 +300,18 @@ def test_an_abandoned_start_ends_soon(scene: Scene, late: Path, monkeypatch: pyt
     scene.group.close()
 
 
+def test_a_rank_that_dies_while_the_last_one_is_forked_leaves_none_waiting_for_it(scene: Scene, late: Path) -> None:
+    """The others that run are killed in that moment; the last one was not among them and waited for the first."""
+    scene.make_ready()
+    late.write_text("0.5")
+    does = "import os, time; os.environ['RANK'] == '0' and os.kill(os.getpid(), 9); time.sleep(300)"
+    assert not scene.start(does, 2, abandoned=lambda: bool(scene.exits)), "the caller is told, and kills what is there"
+    assert [exit_.signal for exit_ in scene.exits] == [signal.SIGKILL]
+    assert scene.group.kill()
+    scene.group.wait_for_the_killed()
+    assert len(scene.exits) == 2
+
+
 def test_a_fork_server_that_dies_when_asked_is_evidence(scene: Scene) -> None:
     pid = scene.make_ready()
     os.kill(pid, signal.SIGSTOP)
