@@ -112,11 +112,18 @@ class EngineCapture:
         engine = self._engine
         buffer_names = engine._get_buffer_names()
         buffers = set(buffer_names)
+        state = engine.module_state_dict(exclude_frozen_parameters=self._trainable_only)
+        if engine.zero_optimization_partition_weights():
+            # ZeRO-3 saves weights as empty tensors, for which it partitions those that every rank keeps whole. What
+            # they are at the moment depends on the layers that the forward pass is at.
+            parameters = engine.module.named_parameters(remove_duplicate=False)
+            partitioned = {name for name, parameter in parameters if hasattr(parameter, "ds_id")}
+            state = {name: value.new_empty(0) if name in partitioned else value for name, value in state.items()}
         frozen = {p.data_ptr() for p in engine.module.parameters() if not p.requires_grad and p.numel()}
         # DeepSpeed leaves out the first name of a frozen weight only; a tied embedding has two.
         self._module = [
             (name, value, name in buffers)
-            for name, value in engine.module_state_dict(exclude_frozen_parameters=self._trainable_only).items()
+            for name, value in state.items()
             if not (self._trainable_only and torch.is_tensor(value) and value.numel() and value.data_ptr() in frozen)
         ]
         self._found = {
