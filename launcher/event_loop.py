@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from launcher.errors import Cancelled
 from launcher.link import STOP_SIGNALS
 
 TICK_S = 1.0
@@ -159,6 +160,8 @@ class EventLoop:
             self.unregister(done)
             done.close()
         succeeded, value = outcome[0]
+        if isinstance(value, Cancelled):
+            raise CalledOff from value
         if not succeeded:
             raise value
         result: _T = value

@@ -469,12 +469,12 @@ class ClusterCrew:
 
     def _hear_part(self, part: PartSaved) -> None:
         parts, turn = self._leaders_parts, self._turn
-        if parts is None or turn is None or self._ranks is None:
-            return
-        outcome = parts.outcome_of(part.step)
+        outcome = parts.outcome_of(part.step) if parts is not None and parts.generation == part.generation else None
         if outcome is not None:
             if part.sender.key != self.me.key:
                 self._wire.send(part.sender.address, outcome)
+            return
+        if parts is None or turn is None or self._ranks is None:
             return
         gathered = parts.hear(part.sender.name, part)
         if gathered is not None and gathered.error:

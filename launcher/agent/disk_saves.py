@@ -137,6 +137,8 @@ class DiskSaves:
             permit = lambda permit: permit(True, "")  # noqa: E731 - nobody else is at work
             self._courier.publish(manifest, *place, name, permit, answers.append, keep=self._keep)
             outcome = wait()
+        if isinstance(outcome, Published):
+            self._tell(_Save(first.identity.step, deadline - bound_s), outcome)
         return f"{name} could not be saved from memory: {outcome.reason}" if isinstance(outcome, Failure) else ""
 
     # -- requests ------------------------------------------------------------------------------------------------------

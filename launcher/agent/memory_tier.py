@@ -31,6 +31,7 @@ class FromMemory:
 
     taken: ResumeFolder | None
     refused: tuple[Refused, ...] = ()
+    whole: WholeStep | None = None  # that was taken
 
 
 class MemoryTier:
@@ -65,19 +66,20 @@ class MemoryTier:
         *,
         elsewhere: Iterable[HeldSnapshot] = (),
         not_below: int = 0,
+        is_trusted: Callable[[WholeStep], bool] = lambda whole: True,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> FromMemory:
         """The newest step that is whole, agrees with the job and has the content that was written.
 
         `elsewhere`: what peers have of the ranks; of two copies that of this node is preferred. `not_below`: the step
-        that there is on disk. The ranks must be gone. Raises Cancelled; the folder that is returned is the caller's to
-        release.
+        that there is on disk. `is_trusted`: whether a step may be taken. The ranks must be gone. Raises Cancelled; the
+        folder that is returned is the caller's to release.
         """
         self._folders = [folder for folder in self._folders if not folder.is_released]
         found = [held for held in (*self.inventory(), *elsewhere) if held.snapshot.identity.run_id == job.run_id]
         refused: list[Refused] = []
         for whole in whole_steps(held.snapshot.identity for held in found):
-            if whole.step < not_below:
+            if whole.step < not_below or not is_trusted(whole):
                 continue
             copies: dict[int, list[HeldSnapshot]] = {}
             for held in found:
@@ -90,7 +92,7 @@ class MemoryTier:
                 continue
             self._folders.append(folder)
             refused += [Refused(whole, reason) for reason in folder.skipped]
-            return FromMemory(folder, tuple(refused))
+            return FromMemory(folder, tuple(refused), whole)
         return FromMemory(None, tuple(refused))
 
     def retire(self, elsewhere: Iterable[SnapshotIdentity] = ()) -> frozenset[int]:
@@ -109,6 +111,12 @@ class MemoryTier:
         for rank in without_successor:
             self._close(self._slots.pop(rank))
         return frozenset(without_successor)
+
+    def drop_others(self) -> None:
+        """Close the slots of ranks that this node does not have any more: the present generation has something newer
+        that is whole, on whatever nodes."""
+        for rank in self._slots.keys() - self._ranks:
+            self._close(self._slots.pop(rank))
 
     @property
     def held_bytes(self) -> int:

@@ -28,6 +28,7 @@ from launcher.event_loop import CalledOff, EventLoop
 _ADDRESSES_S = 5.0  # until all couriers are known; those that are not are left out
 _INVENTORY_S = 5.0
 _FETCH_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0  # after a next node that could not be reached
 _T = TypeVar("_T")
 
 
@@ -51,6 +52,7 @@ class Ring:
         self._turn: Turn | None = None
         self._sealed: dict[int, dict[int, tuple[SnapshotIdentity, int]]] = {}
         self._said = ""
+        self._again_at_s, self._pause_s = 0.0, _FIRST_PAUSE_S
         self._peers = PeerTier(
             courier, place, own=memory.inventory, on_listening=self._on_listening, on_kept=self._on_kept
         )
@@ -58,7 +60,7 @@ class Ring:
     # -- while the ranks train -----------------------------------------------------------------------------------------
 
     def begin(self, turn: Turn) -> None:
-        self._turn, self._sealed, self._said = turn, {}, ""
+        self._turn, self._sealed, self._said, self._again_at_s = turn, {}, "", 0.0
 
     def on_snapshot(self, identity: SnapshotIdentity, fd: int) -> None:
         """A rank of this node has sealed it. Once all have, it is sent."""
@@ -74,6 +76,8 @@ class Ring:
         address = self._crew.couriers().get(name)
         if address is None:
             self._settle(turn, identity.step, f"the courier of {name} is not known yet")
+        elif time.monotonic() < self._again_at_s:  # each further attempt would cost the training its time-out
+            self._settle(turn, identity.step, self._said)
         else:
             self._peers.send(address, list(sealed.values()), partial(self._on_sent, turn, identity.step, name))
 
@@ -87,14 +91,18 @@ class Ring:
 
     def _on_sent(self, turn: Turn, step: int, name: str, outcome: Sent | Failure) -> None:
         if isinstance(outcome, Sent):
+            self._pause_s = _FIRST_PAUSE_S
             self._settle(turn, step, "")
         elif outcome.cause is not Cause.SUPERSEDED:
+            if outcome.cause is Cause.NETWORK:
+                self._again_at_s = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._settle(turn, step, f"step {step} did not reach {name}: {outcome.reason}")
 
     def _settle(self, turn: Turn, step: int, error: str) -> None:
         if self._turn is not turn:
             return
-        kind = error.partition(":")[2] or error
+        kind = error.partition(": ")[2] or error
         if error and kind != self._said:
             self._say(f"{error}; the training goes on, with this node's state on this node alone")
         elif not error and self._said:
@@ -117,13 +125,15 @@ class Ring:
 
     # -- between two turns ---------------------------------------------------------------------------------------------
 
-    def newest_whole(self, turn: Turn, run_id: str, *, above: int, called_off: Callable[[], bool]) -> WholeStep | None:
+    def newest_whole(
+        self, turn: Turn, run_id: str, is_acceptable: Callable[[WholeStep], bool], called_off: Callable[[], bool]
+    ) -> WholeStep | None:
         """Over the memory of all nodes. Raises CalledOff."""
         found = self._own_identities()
         for identities in self._inventories(turn, called_off).values():
             found |= identities
         mine = [identity for identity in found if identity.run_id == run_id]
-        return next((whole for whole in whole_steps(mine) if whole.step > above), None)
+        return next(filter(is_acceptable, whole_steps(mine)), None)
 
     def assemble(self, turn: Turn, whole: WholeStep, job: Job, called_off: Callable[[], bool]) -> ResumeFolder:
         """All of it on this node: what others have is fetched. Raises NotResumable, CalledOff."""

@@ -115,6 +115,7 @@ class Supervisor:
             recorder,
             settings.environ,
             settings.token,
+            settings.work_folder.logs,
             keep=settings.keep,
             frozen={key: training.get(key) for key in FROZEN_BY_STATE},
             tell=self._tell_ranks,
@@ -138,8 +139,10 @@ class Supervisor:
         )
         try:
             over = self._turns(group)
-            if over.exit_code in _TO_BE_CONTINUED:
-                self._tiers.rescue(_RESCUE_S)
+            if over.exit_code in _TO_BE_CONTINUED and self._num_signals < 2:
+                rescued = self._tiers.rescue(_RESCUE_S)
+                if rescued is not None:
+                    over = replace(over, reason=f"{over.reason}; step {rescued} was saved from memory")
         except UserError as error:
             self._events.emit("run_ended", exit_code=error.exit_code, reason=str(error), steps=0, goodput=0.0)
             raise

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +51,7 @@ class Tiers:
         recorder: RunRecorder,
         environ: Mapping[str, str],
         token: str,
+        logs: Path,
         *,
         keep: int,
         tell: Callable[..., None],
@@ -58,20 +60,23 @@ class Tiers:
         """`tell`: says something to all ranks. `frozen`: training settings of which the saved state has its own."""
         self._spec, self._loop, self._crew, self._recorder, self._frozen = spec, loop, crew, recorder, frozen
         self._output_dir = spec.output_path
+        self._tell = tell
+        self._num_exchanged = 0  # in this turn
         self._say = recorder.console.say
         self._turn: Turn | None = None
         self._folder: ResumeFolder | None = None
+        self._resumed: WholeStep | None = None  # what the folder is of
         self._waits_for: set[int] = set()  # ranks that still need the folder
         self._slots: Mapping[int, Sequence[int]] = {}
         self._generation = 0  # of the latest attempt
-        self._distrusted = -1  # the step in memory from which no rank could go on
+        self._distrusted: WholeStep | None = None  # from which no rank could go on; nothing older is tried either
+        self._doubted: WholeStep | None = None  # with several nodes: from which none has gone on, once
         self._memory: MemoryTier | None = None
         self._courier: CourierClient | None = None
         self._ring: Ring | None = None
         if spec.memory_every is not None:
             self._memory = MemoryTier(spec.run_id)
-            log_path = self._output_dir / "ftlaunch" / "logs" / "courier.log"
-            self._courier = CourierClient(loop, environ, token, log_path, self._say)
+            self._courier = CourierClient(loop, environ, token, logs / "courier.log", self._say)
             self._saves = DiskSaves(
                 self._courier,
                 crew,
@@ -90,7 +95,7 @@ class Tiers:
                     crew,
                     loop,
                     self._say,
-                    lambda step, error: tell("exchanged", step=step, error=error),
+                    self._on_exchanged,
                 )
 
     @property
@@ -108,6 +113,7 @@ class Tiers:
     def resume(self, turn: Turn, called_off: Callable[[], bool]) -> Resume:
         """On the leader. Memory comes before disk where it is not older. Looking may take long, and is done aside;
         taking is short, and only where the turn is still on. Raises CalledOff, UserError, OSError."""
+        self._release_folder()  # of a turn that was over before it began
         return self._from_memory(turn, called_off) or self._from_disk(turn, called_off)
 
     def _from_memory(self, turn: Turn, called_off: Callable[[], bool]) -> Resume | None:
@@ -115,8 +121,13 @@ class Tiers:
             return None
         if (self._ring is not None and turn.num_nodes > 1) or not self._crew.alone:
             return self._from_all_memories(turn, called_off)
-        lowest = max(newest_step(self._output_dir), self._distrusted + 1)
-        look = partial(self._memory.resume, self._job, not_below=lowest, cancelled=called_off)
+        look = partial(
+            self._memory.resume,
+            self._job,
+            not_below=newest_step(self._output_dir),
+            is_trusted=self._is_trusted,
+            cancelled=called_off,
+        )
         found: FromMemory = self._loop.aside(look, called_off)
         for refused in found.refused:
             self._reject(refused.whole.step, refused.reason)
@@ -125,8 +136,8 @@ class Tiers:
         if called_off() or self._crew.may_commit(turn):
             found.taken.release()
             raise CalledOff
+        self._folder, self._resumed = found.taken, found.whole
         begin_generation(self._output_dir, turn.number, self._spec.storage_kind)
-        self._folder = found.taken
         manifest = found.taken.manifest
         return Resume(
             str(found.taken.path),
@@ -141,20 +152,23 @@ class Tiers:
         """Over the memory of all nodes of the turn."""
         if self._ring is None:
             return None
-        lowest = max(newest_step(self._output_dir), self._distrusted + 1)
-        whole = self._ring.newest_whole(turn, self._spec.run_id, above=lowest - 1, called_off=called_off)
+        newest = newest_step(self._output_dir)
+        whole = self._ring.newest_whole(
+            turn, self._spec.run_id, lambda one: one.step >= newest and self._is_trusted(one), called_off
+        )
         if whole is None:
             return None
         try:
             folder = self._ring.assemble(turn, whole, self._job, called_off)
         except NotResumable as reason:
             self._reject(whole.step, str(reason))
+            self._distrusted = whole
             return None
         if called_off() or self._crew.may_commit(turn):
             folder.release()
             raise CalledOff
+        self._folder, self._resumed = folder, whole
         begin_generation(self._output_dir, turn.number, self._spec.storage_kind)
-        self._folder = folder
         manifest = folder.manifest
         return Resume(
             str(folder.path),
@@ -171,12 +185,13 @@ class Tiers:
         over, or there is no such copy."""
         if spec.resume_snapshots is None or turn.leads:
             return spec
+        self._release_folder()
         whole = WholeStep(**spec.resume_snapshots)
         if self._ring is None:
             self._crew.failed(turn, "this node keeps no snapshots in memory")
             return None
         try:
-            self._folder = self._ring.assemble(turn, whole, self._job, called_off)
+            self._folder, self._resumed = self._ring.assemble(turn, whole, self._job, called_off), whole
         except CalledOff:
             return None
         except NotResumable as reason:
@@ -209,6 +224,10 @@ class Tiers:
             except LookAgain as change:
                 self._say(f"looking once more for the checkpoint to continue from: {change}")
 
+    def _is_trusted(self, whole: WholeStep) -> bool:
+        refused = self._distrusted
+        return refused is None or (whole.generation, whole.step) > (refused.generation, refused.step)
+
     def _reject(self, step: int, reason: str) -> None:
         self._recorder.events.emit("checkpoint_rejected", path=f"memory: step {step}", reason=reason, kept_as=None)
         self._say(f"step {step} in memory is refused: {reason}")
@@ -217,6 +236,7 @@ class Tiers:
 
     def begin(self, turn: Turn) -> None:
         self._turn, self._generation = turn, turn.number
+        self._num_exchanged = 0
         self._waits_for = set(turn.ranks)
         if self._memory is not None:
             self._slots = self._memory.begin(turn.number, turn.ranks)
@@ -244,6 +264,12 @@ class Tiers:
         elif message["kind"] == "stalled" and self._memory is not None and message["for_disk"]:
             self._saves.stalled(message)
 
+    def _on_exchanged(self, step: int, error: str) -> None:
+        self._num_exchanged += not error
+        if self._num_exchanged == 2 and self._memory is not None:  # so the first one is whole on all nodes
+            self._memory.drop_others()
+        self._tell("exchanged", step=step, error=error)
+
     def publish(self, step: int, files: Sequence[WrittenFile]) -> None:
         self._saves.publish(step, files)
 
@@ -254,11 +280,15 @@ class Tiers:
 
     def end(self, *, stepped: bool, failure: RankExit | None) -> None:
         """The ranks are gone. A state in memory from which they could not go on, although nobody has killed them, is
-        not tried again: it may be what they cannot go on from."""
-        is_fault = not self._crew.alone or (failure is not None and failure.signal != signal.SIGKILL)
-        if self._folder is not None and not stepped and is_fault:
-            self._distrusted = self._folder.manifest.step
-            self._reject(self._distrusted, "the ranks that resumed from it failed before their first step")
+        not tried again: it may be what they cannot go on from. With several nodes a turn may be over for other
+        reasons: there it counts the second time."""
+        resumed = self._resumed
+        if self._folder is not None and not stepped and resumed is not None:
+            failed_here = failure is not None and failure.signal != signal.SIGKILL and not failure.killed_by_us
+            if (failed_here and self._crew.alone) or (not self._crew.alone and resumed == self._doubted):
+                self._distrusted = resumed
+                self._reject(resumed.step, "the ranks that resumed from it ended before their first step")
+            self._doubted = resumed
         self._release_folder()
         if self._memory is not None:
             if self._crew.alone:  # of several nodes others may be gone, and those that are left must not wait
@@ -274,9 +304,9 @@ class Tiers:
         if self._memory is None or not self._crew.alone or self._generation == 0:
             return None
         found = [held for held in self._memory.inventory() if held.snapshot.identity.run_id == self._spec.run_id]
-        lowest = max(newest_step(self._output_dir), self._distrusted) + 1
+        newest = newest_step(self._output_dir)
         steps = whole_steps(held.snapshot.identity for held in found)
-        whole = next((step for step in steps if step.step >= lowest), None)
+        whole = next((step for step in steps if step.step > newest and self._is_trusted(step)), None)
         if whole is None:
             return None
         snapshots = {h.snapshot.identity.rank: h for h in found if whole.has(h.snapshot.identity)}
@@ -299,4 +329,4 @@ class Tiers:
     def _release_folder(self) -> None:
         if self._folder is not None:
             self._folder.release()
-            self._folder = None
+            self._folder = self._resumed = None

@@ -192,6 +192,7 @@ class MemorySaver:
                 self._write(job)
             except BaseException as error:  # noqa: BLE001 - raised again in the training thread, at the next fence
                 self._failure = error
+            del job  # its parts may be a whole model
             self._idle.set()
 
     def _write(self, job: _Job) -> None:

@@ -198,6 +198,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
                 "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when ACCELERATE_USE_CPU "
                 "is set. Unset the ACCELERATE_* variables of the image and of `env`."
             )
+        self._without_snapshots()
         if resume_from_checkpoint is not None:
             self.link.send(
                 "resumed",
@@ -252,6 +253,15 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if self.saver is not None and is_after_a_step and step > self._snapshot_of and self.saver.rhythm.is_due(step):
             self._take_snapshot(for_disk=False)
+
+    def _without_snapshots(self) -> None:
+        """What DeepSpeed saves beside the state dicts (experts, an optimizer on NVMe) no snapshot has."""
+        engine = self.model_wrapped
+        if self.saver is not None and (engine.has_moe_layers or engine.zero_nvme_offload_optimizer()):
+            what = "mixture-of-experts layers" if engine.has_moe_layers else "an optimizer on NVMe"
+            rank_log.info("with %s checkpoints are on disk only, and the training waits for them", what)
+            self.saver.close()
+            self.saver = None
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.saver is not None:
