@@ -312,6 +312,7 @@ def test_without_room_for_the_copies_the_run_resumes_from_disk(
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_ranks_killed_together_at_any_moment_have_a_whole_step_in_common(tier: MemoryTier) -> None:
     """Two ranks that wait for each other in each step, as training does, are killed; then the next generation goes on
     from the folder that they are given."""

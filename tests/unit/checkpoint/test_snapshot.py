@@ -274,6 +274,7 @@ def test_memory_stays_what_the_largest_snapshot_needed_over_2000_saves() -> None
         assert _resident_bytes() - after_first[1] < 4_000_000
 
 
+@pytest.mark.slow
 def test_a_rank_killed_at_any_moment_leaves_the_last_snapshot_that_it_reported() -> None:
     """A child writes snapshots as fast as it can and is killed, again and again, with the same slots."""
     chance = random.Random(4)

@@ -18,6 +18,8 @@ from launcher.process import carriers_of
 from tests.unit.courier.conftest import REPOSITORY, Agent, Made, is_gone
 from tests.unit.courier.snapshots import Slot, manifest_for, slots_of_step
 
+pytestmark = pytest.mark.slow  # real processes, and waits for bounds
+
 MIB = 1 << 20
 
 

@@ -27,6 +27,8 @@ from tests.unit.courier.snapshots import (
     slots_of_step,
 )
 
+pytestmark = pytest.mark.slow  # real processes, and waits for bounds
+
 MIB = 1 << 20
 
 
