@@ -24,6 +24,8 @@ from launcher.agent.resume import LookAgain, Resume, look_for_resume, take_resum
 from launcher.checkpoint.choose import Choice, set_judged_aside
 from launcher.checkpoint.commit import FINAL_NAME, Committed, clear_staging, commit_folder, prune, staging_root
 from launcher.checkpoint.manifest import FileRecord, Manifest, record_files
+from launcher.checkpoint.publish import prune_published, publication
+from launcher.host.storage import StorageKind
 
 IDENTITY: Mapping[str, Any] = {"model.path": "/models/base", "method": "lora", "deepspeed.stage": 2}
 TAG_FILE = "README.md"  # holds the tag alone: says which save a folder is of, whatever else has happened to it
@@ -104,8 +106,24 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
             stream.write(content[half:])
 
 
+def write_published(
+    output_dir: Path, generation: int, name: str, files: Mapping[str, bytes]
+) -> Mapping[str, FileRecord]:
+    """As the courier does."""
+    way = publication(StorageKind.POSIX, output_dir, generation, name)
+    return {
+        file: way.put(file, [content[: len(content) // 2], content[len(content) // 2 :]])
+        for file, content in files.items()
+    }
+
+
+def commit_published(output_dir: Path, generation: int, name: str, manifest: Manifest, **options: Any) -> Committed:
+    return publication(StorageKind.POSIX, output_dir, generation, name).publish(manifest, **options)
+
+
 STAGED = Code(write_staged, commit_staged)
-WAYS = (STAGED,)  # every way in which a save gets to its name
+PUBLISHED = Code(write_published, commit_published, prune=partial(prune_published, StorageKind.POSIX))
+WAYS = (STAGED, PUBLISHED)  # every way in which a save gets to its name
 
 
 class Over(RuntimeError):  # noqa: N818 - an outcome, not a defect

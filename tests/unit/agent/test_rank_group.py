@@ -310,6 +310,7 @@ def test_a_rank_that_dies_while_the_last_one_is_forked_leaves_none_waiting_for_i
     assert scene.group.kill()
     scene.group.wait_for_the_killed()
     assert len(scene.exits) == 2
+    scene.group.close()
 
 
 def test_a_fork_server_that_dies_when_asked_is_evidence(scene: Scene) -> None:
