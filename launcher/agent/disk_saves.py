@@ -134,12 +134,14 @@ class DiskSaves:
         outcome = wait()
         if isinstance(outcome, Written):
             manifest = Manifest(**{**first.note, "files": outcome.files})
-            permit = lambda permit: permit(True, "")  # noqa: E731 - nobody else is at work
-            self._courier.publish(manifest, *place, name, permit, answers.append, keep=self._keep)
+            self._courier.publish(manifest, *place, name, _permit_always, answers.append, keep=self._keep)
             outcome = wait()
+        if isinstance(outcome, Failure):
+            self._courier.discard(*place, name)
+            return f"{name} could not be saved from memory: {outcome.reason}"
         if isinstance(outcome, Published):
             self._tell(_Save(first.identity.step, deadline - bound_s), outcome)
-        return f"{name} could not be saved from memory: {outcome.reason}" if isinstance(outcome, Failure) else ""
+        return ""
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -229,3 +231,8 @@ class DiskSaves:
                 "pruned": [path.name for path in published.pruned],
             }
         )
+
+
+def _permit_always(permit: Permit) -> None:
+    """Between two turns of a node that is alone nobody else is at work."""
+    permit(True, "")

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.checkpoint.identity import differences
 from launcher.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from launcher.checkpoint.snapshot import FileEntry, Snapshot, copy_file, create_memory, verify_file
-from launcher.checkpoint.verify import missing_state
+from launcher.checkpoint.verify import missing_of
 from launcher.checkpoint.whole_step import WholeStep
 
 _MAX_COPYING = 8  # threads: the first touch of a page takes most of the time, and does not need the GIL
@@ -110,13 +110,7 @@ def materialise(
             _write_folder(_folder_in(root, whole.step), manifest, copied)
         except OSError as error:
             raise NotResumable(f"its folder cannot be made: {error}") from error
-        missing = missing_state(
-            _folder_in(root, whole.step),
-            whole.step,
-            whole.world_size,
-            zero_stage=manifest.identity.get("deepspeed.stage"),
-            own_scheduler=manifest.own_scheduler,
-        )
+        missing = missing_of(_folder_in(root, whole.step), manifest)
         if missing:
             raise NotResumable(missing)
         undo.pop_all()

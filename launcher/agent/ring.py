@@ -8,11 +8,11 @@ to be had; none of them waits for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from launcher.agent.courier_client import CourierClient
 from launcher.agent.crew import Crew, Turn
@@ -29,7 +29,6 @@ _ADDRESSES_S = 5.0  # until all couriers are known; those that are not are left 
 _INVENTORY_S = 5.0
 _FETCH_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0  # after a next node that could not be reached
-_T = TypeVar("_T")
 
 
 class Ring:
@@ -75,7 +74,7 @@ class Ring:
         name = turn.seats[(turn.index + 1) % turn.num_nodes].name
         address = self._crew.couriers().get(name)
         if address is None:
-            self._settle(turn, identity.step, f"the courier of {name} is not known yet")
+            self._settle(turn, identity.step, f"the courier of {name} is not known")
         elif time.monotonic() < self._again_at_s:  # each further attempt would cost the training its time-out
             self._settle(turn, identity.step, self._said)
         else:
@@ -97,17 +96,16 @@ class Ring:
             if outcome.cause is Cause.NETWORK:
                 self._again_at_s = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._settle(turn, step, f"step {step} did not reach {name}: {outcome.reason}")
+            self._settle(turn, step, f"this node's state does not reach {name} ({outcome.reason})")
 
     def _settle(self, turn: Turn, step: int, error: str) -> None:
         if self._turn is not turn:
             return
-        kind = error.partition(": ")[2] or error
-        if error and kind != self._said:
-            self._say(f"{error}; the training goes on, with this node's state on this node alone")
+        if error and error != self._said:
+            self._say(f"{error}; the training goes on, with it on this node alone")
         elif not error and self._said:
             self._say("the next node keeps this node's state again")
-        self._said = kind if error else ""
+        self._said = error
         self._exchanged(step, error)
 
     def _on_listening(self, outcome: int | Failure) -> None:
@@ -144,19 +142,19 @@ class Ring:
                 if whole.has(held.snapshot.identity):
                     copies.setdefault(held.snapshot.identity.rank, []).append(held)
             missing = set(range(whole.world_size)) - copies.keys()
-            for held in self._fetch(turn, whole, missing, called_off) if missing else ():
+            for held in self._fetched(turn, whole, missing, called_off) if missing else ():
                 borrowed.callback(close_all, [held.fd])
                 copies.setdefault(held.snapshot.identity.rank, []).append(held)
             left = sorted(set(range(whole.world_size)) - copies.keys())
             if left:
                 raise NotResumable(f"no node has the state of rank {', '.join(map(str, left))} at step {whole.step}")
-            # Not called off: the copies that are read are closed on the way out.
+            # It stops by itself once `called_off()`; until then nothing that it reads may be closed.
             return self._loop.aside(partial(materialise, whole, copies, job, cancelled=called_off))
 
-    def _fetch(
+    def _fetched(
         self, turn: Turn, whole: WholeStep, missing: set[int], called_off: Callable[[], bool]
-    ) -> Iterable[HeldSnapshot]:
-        fetched: list[HeldSnapshot] = []
+    ) -> Iterator[HeldSnapshot]:
+        """One after the other, so that each is the caller's to close at once."""
         for name, there in self._inventories(turn, called_off).items():
             wanted = [identity for identity in there if whole.has(identity) and identity.rank in missing]
             if not wanted:
@@ -164,11 +162,10 @@ class Ring:
             ask = partial(self._peers.fetch, self._crew.couriers()[name], wanted)
             outcome: Fetched | Failure | None = self._answer_of(ask, _FETCH_S, called_off)
             if isinstance(outcome, Fetched):
-                fetched += outcome.snapshots
+                yield from outcome.snapshots
                 missing = missing - {identity.rank for identity in wanted}
             elif outcome is not None:
                 self._say(f"step {whole.step} could not be fetched from {name}: {outcome.reason}")
-        return fetched
 
     def _own_identities(self) -> set[SnapshotIdentity]:
         return {held.snapshot.identity for held in self._memory.inventory()} | set(self._peers.inventory())
@@ -186,17 +183,28 @@ class Ring:
             outcome: list[SnapshotIdentity] | Failure | None = self._answer_of(ask, _INVENTORY_S, called_off)
             if isinstance(outcome, list):
                 found[name] = set(outcome)
+            else:
+                why = outcome.reason if outcome is not None else f"no answer within {_INVENTORY_S:g} s"
+                self._say(f"what {name} has in memory is not known: {why}")
         return found
 
     def _answer_of(
         self, ask: Callable[[Callable[[Any], None]], int], bound_s: float, called_off: Callable[[], bool]
     ) -> Any:
-        """None at the bound. Raises CalledOff."""
+        """None at the bound. Raises CalledOff. What comes afterwards is given back."""
         answers: list[Any] = []
+        is_late = False
         deadline = time.monotonic() + bound_s
-        number = ask(answers.append)
+
+        def answered(outcome: Any) -> None:
+            answers.append(outcome)
+            if is_late and isinstance(outcome, Fetched):
+                close_all(held.fd for held in outcome.snapshots)
+
+        number = ask(answered)
         while not answers:
             if called_off() or time.monotonic() > deadline:
+                is_late = True
                 self._courier.cancel(number)
                 if called_off():
                     raise CalledOff

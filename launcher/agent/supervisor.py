@@ -314,7 +314,7 @@ class Supervisor:
             master=f"{turn.master_addr}:{port}",
             reason=turn.reason,
         )
-        where = spec.resume_from if spec.resume_tier == "disk" else {"memory": "memory"}.get(spec.resume_tier, "memory")
+        where = spec.resume_from if spec.resume_tier == "disk" else "memory"
         origin = f"from step {orders.resume_step} ({where})" if spec.resume_from else "from the beginning"
         nodes = "" if self._crew.alone else f" on {turn.num_nodes} node(s) ({', '.join(s.name for s in turn.seats)})"
         self._console.say(f"attempt {turn.number}: {turn.world_size} rank(s){nodes}, {origin}")

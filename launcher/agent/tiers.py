@@ -119,7 +119,7 @@ class Tiers:
     def _from_memory(self, turn: Turn, called_off: Callable[[], bool]) -> Resume | None:
         if self._memory is None:
             return None
-        if (self._ring is not None and turn.num_nodes > 1) or not self._crew.alone:
+        if not self._crew.alone:
             return self._from_all_memories(turn, called_off)
         look = partial(
             self._memory.resume,
@@ -133,20 +133,7 @@ class Tiers:
             self._reject(refused.whole.step, refused.reason)
         if found.taken is None:
             return None
-        if called_off() or self._crew.may_commit(turn):
-            found.taken.release()
-            raise CalledOff
-        self._folder, self._resumed = found.taken, found.whole
-        begin_generation(self._output_dir, turn.number, self._spec.storage_kind)
-        manifest = found.taken.manifest
-        return Resume(
-            str(found.taken.path),
-            manifest.step,
-            manifest.samples_seen,
-            manifest.world_size,
-            manifest.batch_of_run,
-            found.taken.tier,
-        )
+        return self._take(turn, found.taken, found.whole, called_off)
 
     def _from_all_memories(self, turn: Turn, called_off: Callable[[], bool]) -> Resume | None:
         """Over the memory of all nodes of the turn."""
@@ -164,21 +151,19 @@ class Tiers:
             self._reject(whole.step, str(reason))
             self._distrusted = whole
             return None
-        if called_off() or self._crew.may_commit(turn):
-            folder.release()
-            raise CalledOff
+        return replace(self._take(turn, folder, whole, called_off), snapshots=whole)
+
+    def _take(
+        self, turn: Turn, folder: ResumeFolder, whole: WholeStep | None, called_off: Callable[[], bool]
+    ) -> Resume:
         self._folder, self._resumed = folder, whole
+        if called_off() or self._crew.may_commit(turn):
+            self._release_folder()
+            raise CalledOff
         begin_generation(self._output_dir, turn.number, self._spec.storage_kind)
         manifest = folder.manifest
-        return Resume(
-            str(folder.path),
-            manifest.step,
-            manifest.samples_seen,
-            manifest.world_size,
-            manifest.batch_of_run,
-            folder.tier,
-            whole,
-        )
+        batch = manifest.batch_of_run
+        return Resume(str(folder.path), manifest.step, manifest.samples_seen, manifest.world_size, batch, folder.tier)
 
     def with_own_folder(self, turn: Turn, spec: RankSpec, called_off: Callable[[], bool]) -> RankSpec | None:
         """What the leader has ordered, with this node's own copy of what the ranks resume from. None where the turn is
@@ -260,7 +245,6 @@ class Tiers:
                 self._ring.on_snapshot(snapshot.identity, fd)
             if snapshot is not None and message["for_disk"]:
                 self._saves.on_snapshot(rank, message, snapshot, fd)
-
         elif message["kind"] == "stalled" and self._memory is not None and message["for_disk"]:
             self._saves.stalled(message)
 
@@ -303,8 +287,12 @@ class Tiers:
         `bound_s`. For a node that is alone. The step, or None where there was nothing to save or it did not succeed."""
         if self._memory is None or not self._crew.alone or self._generation == 0:
             return None
-        found = [held for held in self._memory.inventory() if held.snapshot.identity.run_id == self._spec.run_id]
-        newest = newest_step(self._output_dir)
+        found = self._memory.inventory()
+        try:
+            newest = newest_step(self._output_dir)
+        except OSError as error:  # the run ends as it would have, whatever its storage does
+            self._say(f"what is in memory could not be saved: {error}")
+            return None
         steps = whole_steps(held.snapshot.identity for held in found)
         whole = next((step for step in steps if step.step > newest and self._is_trusted(step)), None)
         if whole is None:

@@ -138,16 +138,21 @@ def verify_checkpoint(
                 return refused(f"{name} does not have the content that was written (XXH3 differs)")
         except FileNotFoundError:  # pruned, or set aside, by another node while it is read
             return refused(f"{name} is missing")
-    missing = missing_state(
-        path,
+    missing = missing_of(path, manifest)
+    if missing:
+        return refused(missing)
+    return Verification(path, step, manifest, mark=mark)
+
+
+def missing_of(folder: Path, manifest: Manifest) -> str:
+    """`missing_state` of a checkpoint with this manifest."""
+    return missing_state(
+        folder,
         manifest.step,
         manifest.world_size,
         zero_stage=manifest.identity.get("deepspeed.stage"),
         own_scheduler=manifest.own_scheduler,
     )
-    if missing:
-        return refused(missing)
-    return Verification(path, step, manifest, mark=mark)
 
 
 def missing_state(path: Path, step: int, world_size: int, *, zero_stage: int | None, own_scheduler: bool = True) -> str:

@@ -18,7 +18,7 @@ from launcher.checkpoint.commit import remove_tree, staging_root
 from launcher.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, parse_manifest, read_manifest
 from launcher.checkpoint.publish import DamagedSource, Publication, prune_published, publication, require_fence
 from launcher.checkpoint.snapshot import FileEntry, SnapshotIdentity
-from launcher.checkpoint.verify import missing_state
+from launcher.checkpoint.verify import missing_of
 from launcher.courier.job import Job
 from launcher.courier.messages import Cause, Discarded, Failed, Published, Written
 from launcher.courier.slots import expected_snapshot
@@ -199,12 +199,6 @@ def _require_state(place: Place, manifest: Manifest) -> None:
     """Raises Failed for what a resume would need and this folder, in which every file of the manifest is, lacks."""
     if manifest.kind != "checkpoint":
         return
-    missing = missing_state(
-        place.folder,
-        manifest.step,
-        manifest.world_size,
-        zero_stage=manifest.identity.get("deepspeed.stage"),
-        own_scheduler=manifest.own_scheduler,
-    )
+    missing = missing_of(place.folder, manifest)
     if missing:
         raise Failed(Cause.INCOMPLETE, f"{place.name} could not be resumed from: {missing}")

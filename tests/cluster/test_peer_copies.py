@@ -63,6 +63,8 @@ def test_a_rank_that_dies_costs_at_most_one_step_on_all_nodes(two: TestCluster, 
     with cluster_job(two, tiny, tmp_path, **saves, **drill) as job:
         job.start()
         assert job.ends() == [0, 0], job.logs()
-        assert {event["step"] for event in resumed_after(job, 1)} <= {11, 12}
-        assert {event["tier"] for event in resumed_after(job, 1)} <= {"memory", "peer"}
+        resumed = resumed_after(job, 1)
+        assert len(resumed) == 2, job.logs()
+        assert {event["step"] for event in resumed} <= {11, 12}
+        assert {event["tier"] for event in resumed} <= {"memory", "peer"}
         job.require_each_sample_once(NUM_RECORDS, 4)
