@@ -89,26 +89,23 @@ class EngineCapture:
         """`trainable_only`: frozen weights are left out (they come from the base model at every start)."""
         self._engine = engine
         self._trainable_only = trainable_only
-        self._module: list[tuple[str, Any, bool]] | None = None  # name, tensor, whether it is a buffer
-        self._found: dict[str, Any] = {}
+        self._module: list[tuple[str, Any, bool]] = []  # name, tensor, whether it is a buffer
+        self._found = self._find() if engine.save_non_zero_checkpoint else {}
+        self.parts(0)  # for nothing, but the first time is the longest, and no step waits for it here
 
     def parts(self, step: int) -> list[Part]:
         engine, tag = self._engine, f"global_step{step}"
         kept = _Kept()
         with _instead(engine, {"checkpoint_engine": kept, "_copy_recovery_script": lambda save_path: None}):
             if engine.save_non_zero_checkpoint:
-                with _instead(engine, self._known()):
+                with _instead(engine, self._found):
                     engine._save_checkpoint("", tag, exclude_frozen_parameters=self._trainable_only)
             if engine.save_zero_checkpoint:
                 engine._save_zero_checkpoint("", tag)
         return [torch_part(path, state) for path, state in kept.saved]
 
-    def _known(self) -> dict[str, Any]:
-        if self._module is None:
-            self._find()
-        return self._found
-
-    def _find(self) -> None:
+    def _find(self) -> dict[str, Any]:
+        """The engine's own methods, with answers that are known already."""
         engine = self._engine
         buffer_names = engine._get_buffer_names()
         buffers = set(buffer_names)
@@ -126,7 +123,7 @@ class EngineCapture:
             for name, value in state.items()
             if not (self._trainable_only and torch.is_tensor(value) and value.numel() and value.data_ptr() in frozen)
         ]
-        self._found = {
+        return {
             "module_state_dict": lambda **kwargs: self._module_now(),
             "_get_buffer_names": lambda: buffer_names,
             **{name: cache(getattr(engine, name)) for name in _NEVER_CHANGING},
@@ -134,7 +131,6 @@ class EngineCapture:
 
     def _module_now(self) -> dict[str, Any]:
         """Buffers as copies: the next forward pass may write them."""
-        assert self._module is not None  # _known() has been called
         return {name: value.clone() if is_buffer else value for name, value, is_buffer in self._module}
 
 

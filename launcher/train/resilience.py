@@ -76,14 +76,16 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self.stop = StopRequest(link, saver.on_message) if saver else StopRequest(link)
         self.samples: list[int] = []
         self.stopped_at: int | None = None
+        self.steps_per_epoch = 0  # known when training begins
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps_per_epoch = kwargs["train_dataloader"].batch_sampler.order.steps_per_epoch
         self.link.send(
             "phase",
             name="training",
             max_steps=state.max_steps,
             step=state.global_step,
-            steps_per_epoch=kwargs["train_dataloader"].batch_sampler.order.steps_per_epoch,
+            steps_per_epoch=self.steps_per_epoch,
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -143,6 +145,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self.saver = self._saver(slots, kwargs["args"]) if slots and spec.memory_every is not None else None
         self._engine_capture: EngineCapture | None = None
         self._snapshot_of = self._steps_ended = 0  # the latest step with a snapshot, and the latest at all
+        self._save_waits = False  # for the end of the epoch
         self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index, self.saver)
         super().__init__(*args, **kwargs)
         if not self.model_accepts_loss_kwargs:
@@ -198,7 +201,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
                 "DeepSpeed's engine is not there: accelerate drops the DeepSpeed configuration when ACCELERATE_USE_CPU "
                 "is set. Unset the ACCELERATE_* variables of the image and of `env`."
             )
-        self._without_snapshots()
+        self._prepare_snapshots()
         if resume_from_checkpoint is not None:
             self.link.send(
                 "resumed",
@@ -242,22 +245,40 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         return str(self.staged.root()) if self._staging else str(super()._get_output_dir(trial))
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """After it, not before: a resume from this step repeats neither its log, nor its evaluation, nor its save."""
+        """A step is saved after its log and its evaluation, so that a resume repeats neither.
+
+        The Trainer comes here after each step, and once more at the end of an epoch, which may have an evaluation of
+        its own: the last step of an epoch is saved then.
+        """
         step = self.state.global_step
-        is_after_a_step = step > self._steps_ended  # it is called at the end of an epoch, too
-        if self.saver is not None and is_after_a_step:
+        comes_again = False
+        if step > self._steps_ended:
             self._steps_ended = step
-            self.saver.rhythm.step_ended(step)
+            comes_again = self._epoch_ends_after(step)
+            if self.saver is not None:
+                self.saver.rhythm.step_ended(step)
+        if comes_again:
+            self._save_waits, self.control.should_save = self.control.should_save, False
+        elif self._save_waits:
+            self._save_waits, self.control.should_save = False, True
         if self.control.should_evaluate and self.saver is not None:
             self.saver.rhythm.pause()
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if self.saver is not None and is_after_a_step and step > self._snapshot_of and self.saver.rhythm.is_due(step):
+        if self.saver is not None and not comes_again and step > self._snapshot_of and self.saver.rhythm.is_due(step):
             self._take_snapshot(for_disk=False)
 
-    def _without_snapshots(self) -> None:
+    def _epoch_ends_after(self, step: int) -> bool:
+        control = self.control
+        return control.should_training_stop or control.should_epoch_stop or step % self.resilience.steps_per_epoch == 0
+
+    def _prepare_snapshots(self) -> None:
         """What DeepSpeed saves beside the state dicts (experts, an optimizer on NVMe) no snapshot has."""
         engine = self.model_wrapped
-        if self.saver is not None and (engine.has_moe_layers or engine.zero_nvme_offload_optimizer()):
+        if self.saver is None:
+            return
+        if not engine.has_moe_layers and not engine.zero_nvme_offload_optimizer():
+            self._engine_capture = EngineCapture(engine, trainable_only=isinstance(self.model, PeftModel))
+        else:
             what = "mixture-of-experts layers" if engine.has_moe_layers else "an optimizer on NVMe"
             rank_log.info("with %s checkpoints are on disk only, and the training waits for them", what)
             self.saver.close()
@@ -283,8 +304,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         )
 
     def _capture(self, *, for_disk: bool) -> list[Part]:
-        if self._engine_capture is None:
-            self._engine_capture = EngineCapture(self.model_wrapped, trainable_only=isinstance(self.model, PeftModel))
+        assert self._engine_capture is not None  # there is one where there is a saver
         step = self.state.global_step
         parts = self._engine_capture.parts(step)
         if for_disk:

@@ -64,10 +64,7 @@ class SnapshotRhythm:
         self._step_ended_at, self._stalled_s = now, 0.0
         if self._first_step is None:
             self._first_step = step
-        num_steps = step - self._first_step
-        if self._spec.memory_every == 0 and (
-            num_steps in _FIRST_REVIEWS or (num_steps and num_steps % _REVIEW_EVERY == 0)
-        ):
+        if self._spec.memory_every == 0 and _is_review(step - self._first_step):
             self._review(step)
 
     def pause(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.agent.events import read_json_lines
 from tests.fault.harness import ROOT, Job
-from tests.fault.weights import digests
+from tests.fault.weights import digests, history
 
 MakeJob = Callable[..., Job]
 
@@ -38,20 +38,24 @@ def test_a_fault_after_the_last_checkpoint_trains_no_step_too_many(make_job: Mak
     assert json.loads((job.output_dir / "final" / "MANIFEST.json").read_text())["step"] == 6
 
 
-def test_an_evaluation_at_the_epochs_end_does_not_change_the_training(make_job: MakeJob, tiny: Path) -> None:
-    """The checkpoint of step 16 is written before the evaluation of the epoch's end, which a resume does not repeat."""
+def test_an_evaluation_at_the_epochs_end_is_part_of_its_last_step(make_job: MakeJob, tiny: Path) -> None:
+    """Killed in it, the run repeats it; killed after it, the run does not."""
     changes = {
         "data": {"eval": str(tiny / "eval.jsonl")},
         "training": {"max_steps": 20, "eval_strategy": "epoch"},
-        "checkpoint": {"every_steps": 8},
+        "checkpoint": {"every_steps": 8, "memory": "on"},
     }
     undisturbed = make_job("undisturbed", **changes)
     assert undisturbed.run().process.returncode == 0
-    killed = make_job("killed", **changes, drill={"kill": {"rank": 1, "step": 18}})
+    kills = [{"rank": 0, "at": "evaluation", "step": 16}, {"rank": 1, "step": 17}]
+    killed = make_job("killed", **changes, drill={"kill": kills})
     run = killed.run()
     assert run.process.returncode == 0, run.log
-    assert run.events("resumed")[0]["step"] == 16
-    assert digests(killed.checkpoint(20)) == digests(undisturbed.checkpoint(20))
+    assert [event["step"] for event in run.events("resumed")] == [15, 16]
+    for step in (16, 20):
+        assert digests(killed.checkpoint(step)) == digests(undisturbed.checkpoint(step))
+        assert history(killed.checkpoint(step)) == history(undisturbed.checkpoint(step))
+    assert [entry["step"] for entry in history(killed.checkpoint(20)) if "eval_loss" in entry] == [0, 16, 20]
 
 
 def test_a_finished_run_can_be_trained_further(make_job: MakeJob) -> None:
