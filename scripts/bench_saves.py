@@ -176,7 +176,7 @@ def plain_rank(path: Path) -> int:
     from launcher.data.records import read_records
     from launcher.train.arguments import training_arguments
     from launcher.train.main import RankPlace, connect, disconnect
-    from launcher.train.model import load_model_and_tokenizer, prepare_model_files
+    from launcher.train.model import load_model, load_tokenizer, prepare_model_files
 
     spec, place = RankSpec.from_json(path.read_text("utf-8")), RankPlace.from_environ()
     config = JobConfig.model_validate(spec.config)
@@ -184,7 +184,7 @@ def plain_rank(path: Path) -> int:
     prepare_model_files(config)
     connect(spec, place, ddp_timeout_s=1800)
     arguments = training_arguments(spec, config, place.world_size)
-    model, tokenizer = load_model_and_tokenizer(spec, config, place, seed=arguments.seed)
+    model, tokenizer = load_model(spec, config, seed=arguments.seed), load_tokenizer(config)
     records = read_records(config.data.train, config.data.format)
     encoded = encode_dataset(records, tokenizer, max_length=config.data.max_length, train_on_prompt=False)
     pad = Collator(tokenizer.pad_token_id)

@@ -19,6 +19,7 @@ from launcher.process import RUN_TOKEN_VARIABLE
 
 FD_VARIABLE = "FTLAUNCH_FORKSERVER_FD"
 ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"
+TEMPLATE_VARIABLE = "FTLAUNCH_FORKSERVER_TEMPLATE"
 _ANSWER_BYTES = 65536
 
 
@@ -43,18 +44,40 @@ class Readiness:
         return cls(float(said["import_seconds"]), int(said["num_threads"]), bool(said["cuda_touched"]))
 
 
-class ForkServer:
-    """One running fork server. With `once`, it becomes the first rank it is asked for instead of forking."""
+@dataclass(frozen=True)
+class TemplateState:
+    """How far the fork server is with the ranks' inputs. `state`: working, ready or failed."""
 
-    def __init__(self, environ: Mapping[str, str], token: str, log_path: Path, *, once: bool = False) -> None:
+    state: str
+    phase: str = ""
+    done: str = ""
+    reason: str = ""
+
+
+class ForkServer:
+    """One running fork server. With `once`, it becomes the first rank it is asked for instead of forking; with
+    `template` (path of a spec) it prepares the inputs that ranks of this spec begin with."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        token: str,
+        log_path: Path,
+        *,
+        once: bool = False,
+        template: Path | None = None,
+    ) -> None:
         self.log_path = log_path
         self.readiness: Readiness | None = None
+        self.template = TemplateState("working") if template and not once else None
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)  # this end only; the fork server waits for requests
         env = {**environ, RUN_TOKEN_VARIABLE: token, FD_VARIABLE: str(theirs.fileno())}
         if once:
             env[ONCE_VARIABLE] = "1"
+        elif template is not None:
+            env[TEMPLATE_VARIABLE] = str(template)
         with log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "launcher.train.forkserver"],
@@ -103,6 +126,14 @@ class ForkServer:
             return self._socket.recv(_ANSWER_BYTES)
         except ConnectionResetError:  # it died with a request unread
             return b""
+
+    def heed(self, packet: bytes) -> bool:
+        """Whether it is a notice about the template, and no answer."""
+        said = json.loads(packet) if packet else {}
+        if "template" not in said:
+            return False
+        self.template = TemplateState(**said["template"])
+        return True
 
     def hand_over(self) -> None:
         """This process has become a rank (`once`): the caller watches and reaps it from now on."""

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from launcher import link as channel
 from launcher.agent.console import Console
 from launcher.agent.crew import Turn
-from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readiness
+from launcher.agent.forkserver_client import ForkServer, ForkServerError, Readiness, TemplateState
 from launcher.agent.generation import RankProcess, contract
 from launcher.agent.lifecycle import KILLED_WITHIN_S, RankExit
 from launcher.agent.warden import Warden
@@ -28,6 +28,7 @@ from launcher.link import Link, Message
 from launcher.process import carriers_of, descendants, kill_all, sessions_of
 
 _IMPORT_BOUND_S = 600.0  # a cold network file system needs minutes for torch; then it is said and counted as a fault
+_TEMPLATE_BOUND_S = 3600.0  # data of many gigabytes is encoded in it
 _FORK_BOUND_S = 30.0
 _LATE_FORK_S = 2.0  # how long an abandoned fork is waited for: mostly the fork server lives, and is worth keeping
 _DYING_S = 2.0  # between the end of a fork server's socket and its exit status
@@ -49,9 +50,12 @@ class RankGroup:
         log_root: Path,
         *,
         fork: bool,
+        template: Path | None = None,
         spared: Callable[[], list[int]] = list,
+        tell_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`spared`: processes of this start that are not the group's to end, with what they have started."""
+        """`template`: a spec, whose inputs are prepared for all ranks. `spared`: processes of this start that are not
+        the group's to end, with what they have started. `tell_phase` hears what the first rank waits for."""
         self.processes: list[RankProcess] = []
         self._loop = loop
         self._console = console
@@ -59,7 +63,9 @@ class RankGroup:
         self._token = token
         self._log_root = log_root
         self._fork = fork
+        self._template = template
         self._spared = spared
+        self._tell_phase = tell_phase
         # An entrypoint script may have started processes before it became this one (`tensorboard & exec ftlaunch ...`).
         # They and theirs keep the sessions they have now; everything of ours gets a session of its own.
         self._foreign_pids = descendants(os.getpid())
@@ -147,8 +153,12 @@ class RankGroup:
         if not ask():
             raise self._died(server)
         answer = self._answer(server, _FORK_BOUND_S, abandoned, late_s=_LATE_FORK_S)
+        said = json.loads(answer) if answer else {}
+        if said.get("stale"):
+            server.template = TemplateState("working")
+            return self._fork_rank(server, ask, abandoned) if self._wait_for_template(server, abandoned) else None
         if answer:
-            return int(json.loads(answer)["pid"])
+            return int(said["pid"])
         if answer is None and abandoned():
             self._console.say(f"the fork server does not answer, and is ended; a new one imports ({server.log_path})")
             self._drop(server)
@@ -163,11 +173,9 @@ class RankGroup:
     ) -> bytes | None:
         """What the fork server says next (nothing: it has died). None at the bound, or `late_s` after the attempt was
         abandoned."""
-        said: list[bytes] = []
         deadline = time.monotonic() + bound_s
         is_abandoned = False
-        self._loop.register(server, lambda: said.append(server.receive()))
-        try:
+        with self._hearing(server) as said:
             while not said:
                 if not is_abandoned and abandoned():
                     is_abandoned, deadline = True, min(deadline, time.monotonic() + late_s)
@@ -175,9 +183,23 @@ class RankGroup:
                 if left_s <= 0:
                     return None
                 self._loop.wait(min(TICK_S, left_s))
+        return said[0]
+
+    @contextlib.contextmanager
+    def _hearing(self, server: ForkServer) -> Iterator[list[bytes]]:
+        """What it says while this lasts, without its notices."""
+        said: list[bytes] = []
+
+        def hear() -> None:
+            packet = server.receive()
+            if not server.heed(packet):
+                said.append(packet)
+
+        self._loop.register(server, hear)
+        try:
+            yield said
         finally:
             self._loop.unregister(server)
-        return said[0]
 
     def _died(self, server: ForkServer) -> ForkServerError:
         """To be raised."""
@@ -226,7 +248,8 @@ class RankGroup:
 
     def _new_server(self) -> ForkServer:
         self._server_started_at = time.monotonic()
-        return ForkServer(self._environ, self._token, self._log_root / "fork-server.log", once=not self._fork)
+        log_path = self._log_root / "fork-server.log"
+        return ForkServer(self._environ, self._token, log_path, once=not self._fork, template=self._template)
 
     def _ready_server(self, abandoned: Callable[[], bool], num_wanted: int) -> ForkServer | None:
         """A fork server that has imported everything; None when the attempt was abandoned meanwhile.
@@ -245,7 +268,34 @@ class RankGroup:
             self._fork = False
             self._drop(server)
             return self._ready_server(abandoned, num_wanted)
-        return server
+        return server if self._wait_for_template(server, abandoned) else None
+
+    def _wait_for_template(self, server: ForkServer, abandoned: Callable[[], bool]) -> bool:
+        """False when the attempt was abandoned meanwhile. Raises ForkServerError."""
+        told: TemplateState | None = None
+        deadline = time.monotonic() + _TEMPLATE_BOUND_S
+        with self._hearing(server) as said:
+            while (now := server.template) is not None and now.state == "working":
+                if told is None or now.phase != told.phase:
+                    self._tell_phase(now.phase or "preparing inputs")
+                elif now.done != told.done:
+                    self._console.long_work(f"{now.phase}: {now.done}")
+                told = now
+                if abandoned():
+                    return False  # it goes on, for the next attempt
+                if said:
+                    raise self._died(server)
+                if time.monotonic() > deadline:
+                    self._template = None
+                    self._drop(server)
+                    bound = (
+                        f"preparing the ranks' inputs took longer than {_TEMPLATE_BOUND_S:.0f} s; each makes its own"
+                    )
+                    raise ForkServerError(bound, server.log_path, None)
+                self._loop.wait(TICK_S)
+        if told is not None and now is not None and now.state == "failed":
+            self._console.say(f"each rank makes its own inputs: {now.reason} ({server.log_path})")
+        return True
 
     def _wait_for_imports(self, server: ForkServer, abandoned: Callable[[], bool]) -> Readiness | None:
         self._loop.set_bound("imports", _IMPORTS_SAID_AFTER_S, lambda: self._say_loading(server))

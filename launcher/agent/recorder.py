@@ -37,6 +37,7 @@ class RunRecorder:
         self._trouble = ""
         self._first_step_seen = False
         self._decided_at_s = 0.0
+        self._phase_name, self._phase_since_s = "", 0.0
         self._speaker = 0
         self._handlers: Mapping[str, Callable[[int, Message], None]] = {
             "step": self._step,
@@ -65,6 +66,7 @@ class RunRecorder:
         self.progress.attempt_begins()
         self._first_step_seen = False
         self._decided_at_s = decided_at_s
+        self._phase_name, self._phase_since_s = "starting", time.monotonic()
 
     def message(self, rank: int, message: Message) -> None:
         handler = self._handlers.get(message["kind"])
@@ -105,6 +107,7 @@ class RunRecorder:
             return
         now = time.monotonic()
         if not self._first_step_seen:
+            self.phase("training")  # what was before is over; with a step that ended it was the first step
             self._first_step_seen = True
             self.events.emit("first_step", step=step, seconds=round(now - self._decided_at_s, 3))
         self.progress.step(step, now)
@@ -116,8 +119,16 @@ class RunRecorder:
         if "max_steps" in message:
             self.progress.max_steps = int(message["max_steps"])
             self.progress.steps_per_epoch = int(message["steps_per_epoch"])
-        if message["name"] not in _QUIET_PHASES and not self.console.is_echo:
-            self.console.say(f"{message['name']} ...")
+        self.phase(message["name"])
+
+    def phase(self, name: str) -> None:
+        """This is what the attempt waits for now, as far as its first rank is concerned."""
+        now = time.monotonic()
+        if self._phase_name and not self._first_step_seen:
+            self.events.emit("phase", name=self._phase_name, seconds=round(now - self._phase_since_s, 3))
+        self._phase_name, self._phase_since_s = name, now
+        if name not in _QUIET_PHASES and not self.console.is_echo:
+            self.console.say(f"{name} ...")
 
     def _alive(self, rank: int, message: Message) -> None:
         """Something long goes forward (encoding, evaluation, a long step): the ranks count, so a standstill is

@@ -220,6 +220,8 @@ class _Run:
             token=secrets.token_hex(16),
             drills=drills_of(config),
             fork=self.environ.get("FTLAUNCH_FORK_SERVER", "on") != "off",
+            template=plan.template.value != "nothing",
+            every_steps=config.checkpoint.every_steps,
             keep=config.checkpoint.keep,
         )
         node = self.events.node
@@ -284,6 +286,7 @@ class _Run:
             identity=plan.identity,
             global_batch_size=plan.global_batch_size,
             memory_every=plan.memory_every,
+            shares_model=plan.template.value == "inputs",
             storage_kind=self.prepared.facts.storage_kind,
         )
 

@@ -69,6 +69,8 @@ class RunSettings:
     token: str
     drills: tuple[Drill, ...] = ()
     fork: bool = True
+    template: bool = True
+    every_steps: int = 500
     keep: int = 3
 
 
@@ -116,6 +118,7 @@ class Supervisor:
             settings.environ,
             settings.token,
             settings.work_folder.logs,
+            every_steps=settings.every_steps,
             keep=settings.keep,
             frozen={key: training.get(key) for key in FROZEN_BY_STATE},
             tell=self._tell_ranks,
@@ -135,7 +138,9 @@ class Supervisor:
             settings.token,
             settings.work_folder.logs,
             fork=settings.fork,
+            template=self._template_spec(),
             spared=self._own_pids,
+            tell_phase=self.recorder.phase,
         )
         try:
             over = self._turns(group)
@@ -171,6 +176,14 @@ class Supervisor:
         )
         self._console.say(f"{over.reason} (exit code {int(over.exit_code)})")
         return over.exit_code
+
+    def _template_spec(self) -> Path | None:
+        """Where the fork server reads what the ranks' inputs are to be; None where they are not to be prepared."""
+        settings = self.settings
+        if not settings.fork or not settings.template:
+            return None
+        name = "spec-template.json" if self._crew.alone else f"spec-template-{self._events.node}.json"
+        return settings.work_folder.write_spec(name, settings.spec.to_json())
 
     def _own_pids(self) -> list[int]:
         """Processes that are not the ranks' or the fork server's."""

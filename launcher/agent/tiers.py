@@ -53,6 +53,7 @@ class Tiers:
         token: str,
         logs: Path,
         *,
+        every_steps: int,
         keep: int,
         tell: Callable[..., None],
         frozen: Mapping[str, Any] = MappingProxyType({}),
@@ -61,6 +62,7 @@ class Tiers:
         self._spec, self._loop, self._crew, self._recorder, self._frozen = spec, loop, crew, recorder, frozen
         self._output_dir = spec.output_path
         self._tell = tell
+        self._every_steps = every_steps
         self._num_exchanged = 0  # in this turn
         self._say = recorder.console.say
         self._turn: Turn | None = None
@@ -278,6 +280,8 @@ class Tiers:
             if self._crew.alone:  # of several nodes others may be gone, and those that are left must not wait
                 self._saves.finish(self._loop, _FINISH_S)
             self._saves.end()
+            # A rank may have been killed between the last byte of such a snapshot and the word of it.
+            self._save_from_memory(_FINISH_S, lambda step: step % self._every_steps == 0)
         self._turn = None
         if self._ring is not None:
             self._ring.end()
@@ -285,23 +289,34 @@ class Tiers:
     def rescue(self, bound_s: float) -> int | None:
         """The start ends before the run does: what memory has and the output folder has not is saved there, within
         `bound_s`. For a node that is alone. The step, or None where there was nothing to save or it did not succeed."""
+        step = self._save_from_memory(bound_s, lambda step: True)
+        if step is not None:
+            self._say(f"step {step}, which was in memory only, is saved")
+        return step
+
+    def _save_from_memory(self, bound_s: float, is_wanted: Callable[[int], bool]) -> int | None:
+        """Of a node that is alone: the newest step that memory has whole, where it is newer than the output folder's.
+        Its number, or None."""
         if self._memory is None or not self._crew.alone or self._generation == 0:
             return None
         found = self._memory.inventory()
         try:
             newest = newest_step(self._output_dir)
-        except OSError as error:  # the run ends as it would have, whatever its storage does
+        except OSError as error:  # the run goes on, or ends, as it would have, whatever its storage does
             self._say(f"what is in memory could not be saved: {error}")
             return None
         steps = whole_steps(held.snapshot.identity for held in found)
-        whole = next((step for step in steps if step.step > newest and self._is_trusted(step)), None)
+        whole = next(
+            (one for one in steps if one.step > newest and is_wanted(one.step) and self._is_trusted(one)), None
+        )
         if whole is None:
             return None
         snapshots = {h.snapshot.identity.rank: h for h in found if whole.has(h.snapshot.identity)}
         outcome = self._saves.save_now(
             [(held.snapshot, held.fd) for _, held in sorted(snapshots.items())], self._generation, self._loop, bound_s
         )
-        self._say(outcome or f"step {whole.step}, which was in memory only, is saved")
+        if outcome:
+            self._say(outcome)
         return None if outcome else whole.step
 
     def close(self) -> None:

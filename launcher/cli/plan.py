@@ -56,6 +56,7 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
         "commands": [command(prepared)],
         "hosts": list(plan.place.hosts),
         "memory_tier": document["memory_tier"],
+        "template": document["template"],
         "memory_forecast_bytes": plan.memory_forecast_bytes,
         "node_forecast": document["node_forecast"],
         "notes": plan.notes,
@@ -111,6 +112,7 @@ def render(prepared: Prepared) -> Iterator[str]:
         "ZeRO stage": plan.zero_stage,
         "gradient checkpointing": plan.gradient_checkpointing,
         "checkpoints in memory": plan.memory_tier,
+        "made once for all ranks": plan.template,
         "LoRA target modules": plan.lora_target_modules,
     }
     for name, choice in chosen.items():

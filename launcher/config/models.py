@@ -249,6 +249,12 @@ class RestartConfig(Section):
     backoff_seconds: float = Field(
         default=1.0, ge=0, description="Pause before the first restart, then doubled", examples=[1.0]
     )
+    template: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="One process of each node holds data and model, from which ranks are forked: they begin at once, "
+        "and share its memory. auto: without the model where that takes more than a quarter of the host's memory",
+        examples=["auto"],
+    )
     adjust: bool = Field(default=True, description="Allow a smaller micro-batch after an out-of-memory error")
 
 

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from launcher.config.models import JobConfig
 from launcher.errors import PreflightRefused, UserError
+from launcher.host.compute import Memory
 from launcher.host.facts import HostFacts
 from launcher.host.gpus import Gpu
 from launcher.plan.model_facts import ModelFacts
@@ -20,6 +21,7 @@ _LLAMA_LIKE = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3_small", "internlm3"}
 )
 _GIB = 1024**3
+_TEMPLATE_SHARE = 0.25  # of the memory that is free when the run begins
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,25 @@ def choose_gradient_checkpointing(config: JobConfig, device: str) -> Chosen[bool
     return Chosen(
         True, "activations are recomputed: about a third slower, several times less memory; set it to false if it fits"
     )
+
+
+def choose_template(
+    config: JobConfig, device: str, precision: str, memory: Memory | None, model: ModelFacts
+) -> Chosen[str]:
+    """What a process of the node makes once for all ranks and attempts: "inputs" (data and model), "data" or
+    "nothing"."""
+    asked = config.restart.template
+    if asked == "off":
+        return Chosen("nothing", "restart.template", by="job.yaml")
+    if asked == "on":
+        return Chosen("inputs", "restart.template", by="job.yaml")
+    if device == "cpu" or model.num_parameters is None or memory is None:
+        return Chosen("inputs", "ranks begin at once with model and data")
+    needed_bytes = (4 if precision == "fp32" else 2) * model.num_parameters
+    sizes = f"the model's {needed_bytes / _GIB:.1f} GiB stay in host memory, of {memory.usable_bytes / _GIB:.0f} GiB"
+    if needed_bytes <= _TEMPLATE_SHARE * memory.usable_bytes:
+        return Chosen("inputs", f"ranks begin at once; {sizes}")
+    return Chosen("data", f"not the model: {sizes}; more than {_TEMPLATE_SHARE:.0%}")
 
 
 def choose_lora_targets(config: JobConfig, model: ModelFacts) -> Chosen[str | tuple[str, ...] | None]:

@@ -20,6 +20,7 @@ from launcher.plan.decisions import (
     choose_lora_targets,
     choose_num_ranks,
     choose_precision,
+    choose_template,
     choose_zero_stage,
     require_methods_fit,
     static_bytes,
@@ -75,6 +76,7 @@ class LaunchPlan:
     node_forecast: NodeForecast
     memory_tier: Chosen[bool]
     memory_every: int | None
+    template: Chosen[str]
     notes: tuple[str, ...] = ()  # what was asked for and is not done in this version
 
     @property
@@ -183,6 +185,7 @@ def make_plan(
         node_forecast=node_forecast,
         memory_tier=tier,
         memory_every=(config.checkpoint.memory_steps or 0) if tier.value else None,
+        template=choose_template(config, device.value, precision.value, facts.memory, model),
         notes=(
             *_asked_but_not_done(config),
             *_left_out(environ),

@@ -57,6 +57,7 @@ class RankSpec:
     memory_every: int | None = None
     num_faults: int = 0
     trained_s: float = 0.0
+    shares_model: bool = True  # the template may hold it for all ranks, where all would load the same
     storage_kind: StorageKind = StorageKind.POSIX  # of output_dir
     drills: tuple[Drill, ...] = field(default=())
 

@@ -8,8 +8,10 @@ Invariants:
 
 Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec path,
 the rank's own environment variables) with descriptors (the rank's end of its link, its log file, and its slots in
-memory that the agent owns, if any); the server
-answers `{"pid": ...}`. The first thing the server sends is `{"ready": ...}`.
+memory that the agent owns, if any); the server answers `{"pid": ...}`. The first thing the server sends is
+`{"ready": ...}`. With `FTLAUNCH_FORKSERVER_TEMPLATE` (path of a spec) it then makes a template, which has the ranks'
+inputs as well (`template.py`): notices `{"template": ...}` tell how far that is, and requests are handed on to it. The
+answer `{"stale": true}` means that there is another template now, to be asked once it is ready.
 """
 
 from __future__ import annotations
@@ -21,17 +23,23 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.process import die_with_parent, wait_until_adopted
+from launcher.train.template import Template
+
+if TYPE_CHECKING:
+    from launcher.train.inputs import Inputs
 
 FD_VARIABLE = "FTLAUNCH_FORKSERVER_FD"
 ONCE_VARIABLE = "FTLAUNCH_FORKSERVER_ONCE"  # become the first rank instead of forking (where CUDA cannot be forked)
+TEMPLATE_VARIABLE = "FTLAUNCH_FORKSERVER_TEMPLATE"
 _REQUEST_BYTES = 1 << 20
 _MAX_DESCRIPTORS = 16
+_STALE: dict[str, Any] = {"stale": True}  # a template's answer: the files that it has read are others by now
 
 
 def main() -> int:
@@ -51,22 +59,60 @@ def main() -> int:
         "cuda_touched": cuda_touched(),
     }
     server.send(json.dumps(facts).encode())
+    spec_path = os.environ.pop(TEMPLATE_VARIABLE, "")
+    if os.environ.pop(ONCE_VARIABLE, None):
+        for packet, fds in _requests(server):
+            server.send(json.dumps({"pid": os.getpid()}).encode())
+            server.close()
+            _become_rank(json.loads(packet), fds, None)
+        return 0
+    return _serve(server, agent_pid, "" if facts["cuda_touched"] else spec_path)
+
+
+def _serve(server: socket.socket, agent_pid: int, spec_path: str) -> int:
+    template = _new_template(spec_path, server, agent_pid)
+    for packet, fds in _requests(server):
+        answer = template.ask(packet, fds) if template else None
+        if template is not None and (answer is None or answer == _STALE):
+            template.end()
+            # One that somebody has killed is not made again: it may have been for its memory.
+            template = _new_template(spec_path, server, agent_pid) if answer else None
+        if answer is None:
+            answer = {"pid": fork_rank(json.loads(packet), fds, agent_pid=agent_pid, ours=(server,))}
+        for fd in fds:
+            os.close(fd)
+        server.send(json.dumps(answer).encode())
+    return 0
+
+
+def _requests(end: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
+    """Until the other end is closed."""
     while True:
         try:
-            packet, fds, _, _ = socket.recv_fds(server, _REQUEST_BYTES, _MAX_DESCRIPTORS)
+            packet, fds, _, _ = socket.recv_fds(end, _REQUEST_BYTES, _MAX_DESCRIPTORS)
         except InterruptedError:
             continue
         if not packet:
-            return 0
-        request = json.loads(packet)
-        if os.environ.pop(ONCE_VARIABLE, None):
-            server.send(json.dumps({"pid": os.getpid()}).encode())
-            server.close()
-            _become_rank(request, fds)
-        pid = fork_rank(request, fds, agent_pid=agent_pid, server=server)
-        for fd in fds:
-            os.close(fd)
-        server.send(json.dumps({"pid": pid}).encode())
+            return
+        yield packet, fds
+
+
+def _new_template(spec_path: str, server: socket.socket, agent_pid: int) -> Template | None:
+    if not spec_path:
+        return None
+
+    def serve(requests: socket.socket, inputs: Inputs) -> NoReturn:
+        for packet, fds in _requests(requests):
+            answer = _STALE
+            if inputs.are_current:
+                pid = fork_rank(json.loads(packet), fds, agent_pid=agent_pid, ours=(server, requests), inputs=inputs)
+                answer = {"pid": pid}
+            for fd in fds:
+                os.close(fd)
+            requests.send(json.dumps(answer).encode())
+        os._exit(0)
+
+    return Template(Path(spec_path), server, serve)
 
 
 def import_stack() -> None:
@@ -105,8 +151,15 @@ def cuda_touched() -> bool:
     return any(target.startswith("/dev/nvidia") and target != "/dev/nvidiactl" for target in targets)
 
 
-def fork_rank(request: dict[str, Any], fds: Sequence[int], *, agent_pid: int, server: socket.socket) -> int:
-    """Fork twice, so that the rank is adopted by the agent; the rank's pid."""
+def fork_rank(
+    request: dict[str, Any],
+    fds: Sequence[int],
+    *,
+    agent_pid: int,
+    ours: Sequence[socket.socket],
+    inputs: Inputs | None = None,
+) -> int:
+    """Fork twice, so that the rank is adopted by the agent; the rank's pid. `ours`: what a rank is not to hold."""
     read_end, write_end = os.pipe()
     server_pid = os.getpid()
     middle = os.fork()
@@ -119,11 +172,12 @@ def fork_rank(request: dict[str, Any], fds: Sequence[int], *, agent_pid: int, se
             os.write(write_end, str(rank).encode())
             os._exit(0)
         os.close(write_end)
-        server.close()
+        for end in ours:
+            end.close()
         wait_until_adopted(agent_pid)
         die_with_parent(agent_pid)
         os.setpgid(0, 0)  # its own process group, so that its workers can be ended with it
-        _become_rank(request, fds)
+        _become_rank(request, fds, inputs)
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         pid = int(pipe.read())
@@ -131,7 +185,7 @@ def fork_rank(request: dict[str, Any], fds: Sequence[int], *, agent_pid: int, se
     return pid
 
 
-def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> NoReturn:
+def _become_rank(request: dict[str, Any], fds: Sequence[int], inputs: Inputs | None) -> NoReturn:
     """Take over environment, link, log and slots, run, and leave without the server's exit handlers."""
     link_fd, log_fd, *slots = fds
     os.dup2(log_fd, 1)
@@ -139,7 +193,7 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> NoReturn:
     os.environ.update(request["environ"])
     status = 1
     try:
-        status = run(Path(request["spec"]), link_fd, slots)
+        status = run(Path(request["spec"]), link_fd, slots, inputs)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # noqa: BLE001 - the process's edge: the traceback is the evidence for the agent
@@ -154,7 +208,7 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> NoReturn:
         os._exit(status)
 
 
-def run(spec_path: Path, link_fd: int, slots: Sequence[int]) -> int:
+def run(spec_path: Path, link_fd: int, slots: Sequence[int], inputs: Inputs | None) -> int:
     """One rank, with SIGTERM turned into a notice for the agent."""
     from launcher.link import STOP_SIGNALS, Link
     from launcher.plan.spec import RankSpec
@@ -171,7 +225,7 @@ def run(spec_path: Path, link_fd: int, slots: Sequence[int]) -> int:
     signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget_parent_signals)
     link.send("hello", pid=os.getpid())
-    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link, slots)
+    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link, slots, inputs)
 
 
 def _forget_parent_signals() -> None:

@@ -10,16 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from launcher.config.models import JobConfig
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
+from launcher.train.model import prepare_model_files
+
+if TYPE_CHECKING:
+    from launcher.train.inputs import Inputs
 
 log = logging.getLogger("ftlaunch.rank")
 
@@ -40,16 +44,17 @@ class RankPlace:
         return RankPlace(int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]))
 
 
-def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = ()) -> int:
+def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = (), inputs: Inputs | None = None) -> int:
     """Train as `spec` says; the process's exit status. A user's mistake prints one line, not a traceback.
 
-    `slots`: descriptors of the agent's memory for snapshots of this rank.
+    `slots`: descriptors of the agent's memory for snapshots of this rank. `inputs`: of the template that this process
+    was forked from.
     """
     place = RankPlace.from_environ()
     _configure_logging(place.rank)
     config = JobConfig.model_validate(spec.config)
     try:
-        _train(spec, config, place, link, slots)
+        _train(spec, config, place, link, slots, inputs)
     except UserError as error:
         link.send("user_error", message=str(error))
         log.info("error: %s", error)  # in this rank's log; the agent shows it once for all
@@ -60,42 +65,35 @@ def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = ()) -> int:
     return 0
 
 
-def _train(spec: RankSpec, config: JobConfig, place: RankPlace, link: Link, slots: Sequence[int]) -> None:
+def _train(
+    spec: RankSpec, config: JobConfig, place: RankPlace, link: Link, slots: Sequence[int], inputs: Inputs | None
+) -> None:
     from launcher.train.arguments import training_arguments
-    from launcher.train.model import load_model_and_tokenizer, prepare_model_files
+    from launcher.train.program import FineTuning
 
     phases = Phases(link)
-    phases.enter("preparing model files")
-    prepare_model_files(config)
+    if inputs is None or not inputs.suit(spec):
+        inputs = None
+        phases.enter("preparing model files")
+        # Before the process group exists: then `save_pretrained` writes only part of the files on ranks other than 0.
+        prepare_model_files(config)
 
     phases.enter("connecting")
     connect(spec, place, ddp_timeout_s=int(config.training.get("ddp_timeout", 1800)))
-
-    phases.enter("loading model")
     # Before the model: ZeRO-3 partitions the weights while they are loaded, which it knows from these arguments.
     arguments = training_arguments(spec, config, place.world_size)
-    model, tokenizer = load_model_and_tokenizer(spec, config, place, seed=arguments.seed)
-
-    phases.enter("encoding data")
-    from launcher.train.program import FineTuning
-
-    job = FineTuning(spec, config, place, link, phases, arguments, model, tokenizer, slots)
-    job.run()
+    FineTuning(spec, config, place, link, phases, arguments, inputs, slots).run()
     disconnect()
 
 
 class Phases:
-    """Tells the agent what this rank is doing, and how long the last phase took."""
+    """Tells the agent what this rank is doing."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._since = time.monotonic()
-        self._name = "importing"
 
     def enter(self, name: str) -> None:
-        now = time.monotonic()
-        self._link.send("phase", name=name, previous=self._name, previous_s=round(now - self._since, 3))
-        self._name, self._since = name, now
+        self._link.send("phase", name=name)
 
 
 def connect(spec: RankSpec, place: RankPlace, *, ddp_timeout_s: int) -> None:

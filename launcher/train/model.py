@@ -38,29 +38,36 @@ def _downloaded(model: ModelConfig) -> Path:
     return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=wanted))
 
 
-def load_model_and_tokenizer(spec: RankSpec, config: JobConfig, place: Any, *, seed: int) -> tuple[Any, Any]:
-    """The model as it will be trained (adapters attached), and its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+def load_tokenizer(config: JobConfig) -> Any:
+    from transformers import AutoTokenizer
 
-    assert config.model is not None  # prepare_model_files() has checked
-    folder = prepare_model_files(config)
-    common = {"revision": config.model.revision or "main", "trust_remote_code": config.model.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **common)
+    tokenizer = AutoTokenizer.from_pretrained(prepare_model_files(config), **_common_options(config))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(spec: RankSpec, config: JobConfig, *, seed: int, local_rank: int = 0) -> Any:
+    """The model as it will be trained, adapters attached."""
+    import torch
+    from transformers import AutoModelForCausalLM, set_seed
+
+    assert config.model is not None  # prepare_model_files() has checked
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.precision]
-    options: dict[str, Any] = {"dtype": dtype, **common}
+    options: dict[str, Any] = {"dtype": dtype, **_common_options(config)}
     if config.model.attn_implementation:
         options["attn_implementation"] = config.model.attn_implementation
     if config.method == "qlora":
-        options.update(_quantisation(spec, config, place, dtype))
+        options.update(_quantisation(spec, config, local_rank, dtype))
     set_seed(seed)  # adapters and new heads start from the same values on every rank and at every start
-    model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    model = AutoModelForCausalLM.from_pretrained(prepare_model_files(config), **options)
     model.config.use_cache = False
-    if config.method == "full":
-        return model, tokenizer
-    return _with_adapter(model, spec, config), tokenizer
+    return model if config.method == "full" else _with_adapter(model, spec, config)
+
+
+def _common_options(config: JobConfig) -> dict[str, Any]:
+    assert config.model is not None  # prepare_model_files() has checked
+    return {"revision": config.model.revision or "main", "trust_remote_code": config.model.trust_remote_code}
 
 
 def _with_adapter(model: Any, spec: RankSpec, config: JobConfig) -> Any:
@@ -90,7 +97,7 @@ def _with_adapter(model: Any, spec: RankSpec, config: JobConfig) -> Any:
         ) from error
 
 
-def _quantisation(spec: RankSpec, config: JobConfig, place: Any, dtype: Any) -> dict[str, Any]:
+def _quantisation(spec: RankSpec, config: JobConfig, local_rank: int, dtype: Any) -> dict[str, Any]:
     from transformers import BitsAndBytesConfig
 
     quantisation = BitsAndBytesConfig(
@@ -103,7 +110,7 @@ def _quantisation(spec: RankSpec, config: JobConfig, place: Any, dtype: Any) -> 
     )
     options: dict[str, Any] = {"quantization_config": quantisation}
     if spec.zero_stage != 3:
-        options["device_map"] = {"": place.local_rank if spec.device == "cuda" else "cpu"}
+        options["device_map"] = {"": local_rank if spec.device == "cuda" else "cpu"}
     return options
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,17 @@ import torch
 from launcher.checkpoint.manifest import read_manifest
 from launcher.config.models import JobConfig
 from launcher.data.batches import Collator, PackedDataset, RankBatchSampler, RankLoader, SampleDataset
-from launcher.data.encode import EncodedDataset, encode_dataset, plain_prompt
+from launcher.data.encode import EncodedDataset, plain_prompt
 from launcher.data.order import SampleOrder
 from launcher.data.packing import Packing, pack
-from launcher.data.records import Record, read_records
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
 from launcher.train.alive import Alive
 from launcher.train.card import model_card
 from launcher.train.commit_permit import ask_to_commit
+from launcher.train.inputs import Inputs, encode_all
+from launcher.train.model import load_model, load_tokenizer
 from launcher.train.packed_attention import require_packing
 from launcher.train.resilience import Resilience, barrier, make_readable
 
@@ -46,25 +47,27 @@ class FineTuning:
         link: Link,
         phases: Phases,
         arguments: Any,
-        model: Any,
-        tokenizer: Any,
+        inputs: Inputs | None,
         slots: Sequence[int],
     ) -> None:
+        """`inputs`: made already, for this spec; else they are made here."""
         self.spec, self.config, self.place = spec, config, place
         self.slots = slots
         self.link, self.phases = link, phases
         self.alive = Alive(link)
         self.data_digest = ""
-        self.arguments, self.model, self.tokenizer = arguments, model, tokenizer
+        self.arguments = arguments
+        self.model: Any = None
+        self.tokenizer: Any = None
+        self._inputs = inputs
 
     def run(self) -> None:
         if self.config.data is None:
             raise UserError("data: is missing")
-        train = self._encode(self.config.data.train)
+        train, evaluation = self._begin_with(self._inputs)
         packing = self._packing(train)
         self.data_digest = train.digest(packing)
         self._require_same_data()
-        evaluation = self._encode(self.config.data.eval) if self.config.data.eval else None
         self._check_vocabulary(train)
         if self.spec.resume_from is None:
             self._answer("base")
@@ -77,16 +80,27 @@ class FineTuning:
             return
         self._finish(trainer, evaluation)
 
-    def _encode(self, patterns: list[str] | tuple[str, ...]) -> EncodedDataset:
-        data = self.config.data
-        assert data is not None  # run() has checked
-        records = self._told(read_records(patterns, data.format, data.system_prompt))
-        encoded = encode_dataset(
-            records, self.tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt
-        )
-        if encoded.num_truncated and self.place.rank == 0:
-            log.warning("%d of %d samples were cut to %d tokens", encoded.num_truncated, len(encoded), data.max_length)
-        return encoded
+    def _begin_with(self, inputs: Inputs | None) -> tuple[EncodedDataset, EncodedDataset | None]:
+        """Model, tokenizer and data: what is not in `inputs` is loaded here."""
+        config, seed = self.config, self.arguments.seed
+        if inputs is None or inputs.model is None:
+            self.phases.enter("loading model")
+            self.model = load_model(self.spec, config, seed=seed, local_rank=self.place.local_rank)
+        else:
+            self.model = inputs.model
+        if inputs is None:
+            self.phases.enter("encoding data")
+            self.tokenizer = load_tokenizer(config)
+            train, evaluation = encode_all(
+                config, self.tokenizer, lambda count: self.alive.tell("encoding data", "records", count)
+            )
+        else:
+            self.tokenizer, train, evaluation = inputs.tokenizer, inputs.train, inputs.evaluation
+        for encoded in (train, evaluation):
+            if encoded is not None and encoded.num_truncated and self.place.rank == 0:
+                cut = "%d of %d samples were cut to %d tokens"
+                log.warning(cut, encoded.num_truncated, len(encoded), config.data.max_length if config.data else 0)
+        return train, evaluation
 
     def _packing(self, train: EncodedDataset) -> Packing | None:
         data = self.config.data
@@ -99,11 +113,6 @@ class FineTuning:
             message = "%d samples are packed into %d rows of %d tokens, %.0f%% of which are filled"
             log.info(message, len(train), len(packing), data.max_length, 100 * filled)
         return packing
-
-    def _told(self, records: Iterator[Record]) -> Iterator[Record]:
-        for count, record in enumerate(records, start=1):
-            self.alive.tell("encoding data", "records", count)
-            yield record
 
     def _require_same_data(self) -> None:
         """Other data under the same path would continue with shifted sample numbers: some lost, some twice, all

@@ -60,6 +60,27 @@ def test_without_fork_server_every_rank_imports_by_itself(make_job: MakeJob) -> 
     assert run.events("resumed")[0]["step"] == 3
 
 
+def test_ranks_come_from_a_template_while_it_is_good(make_job: MakeJob) -> None:
+    """With model and data; not while these are other files by now, nor once somebody has killed it."""
+    job = make_job(training={"max_steps": 400}, checkpoint={"every_steps": 100})
+    with job.start() as run:
+        run.until_step(2)
+        os.utime(job.config["data"]["train"])
+        kill_rank_and_wait(run, 2)
+        kill_rank_and_wait(run, 3)
+        (template,) = psutil.Process(run.fork_server_pid()).children()
+        template.kill()
+        kill_rank_and_wait(run, 4)
+        assert run.wait(120) == 0, run.log
+    loaded = [event["gen"] for event in run.events("phase") if event["name"] == "loading model"]
+    assert loaded == [1, 2, 4]  # by a template, by the next one, and by each rank
+
+
+def kill_rank_and_wait(run: Run, generation: int) -> None:
+    os.kill(run.rank_pid(1), signal.SIGKILL)
+    run.until(lambda: len(run.events("first_step")) == generation, f"generation {generation} trains")
+
+
 def test_the_agent_holds_no_torch_and_little_memory(make_job: MakeJob) -> None:
     job = make_job(training={"max_steps": 4000})
     with job.start() as run:

@@ -37,7 +37,7 @@ import importlib.machinery, os, sys, time
 HEAVY = ("accelerate", "deepspeed", "peft", "torch", "transformers",
          "launcher.train.arguments", "launcher.train.main", "launcher.train.model", "launcher.train.program")
 
-def run_rank(spec, link, slots):
+def run_rank(spec, link, slots, inputs):
     exec(spec.run_id, {"link": link})
     return 0
 
