@@ -18,19 +18,21 @@ from launcher.data.records import Record, expand_files, read_records
 from launcher.errors import UserError
 from launcher.plan.spec import RankSpec
 from launcher.train.model import load_model, load_tokenizer, prepare_model_files
+from launcher.train.same_weights import weights_digest
 
 _DEFAULT_SEED = 42  # TrainingArguments.seed
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`model` is None where each rank has to load its own. `sources`: the files that all this was made from, as they
-    were then; `made_for`: what else it depends on."""
+    """`model` is None where each rank has to load its own; `digest`: of its weights. `sources`: the files that all this
+    was made from, as they were then; `made_for`: what else it depends on."""
 
     tokenizer: Any
     train: EncodedDataset
     evaluation: EncodedDataset | None
     model: Any | None
+    digest: str
     made_for: str
     sources: Mapping[str, tuple[int, int, int]]
 
@@ -58,11 +60,12 @@ def make_inputs(
     enter("encoding data")
     tokenizer = load_tokenizer(config)
     train, evaluation = encode_all(config, tokenizer, tell_records)
-    model = None
+    model, digest = None, ""
     if can_be_shared(spec, config):
         enter("loading model")
         model = load_model(spec, config, seed=int(config.training.get("seed", _DEFAULT_SEED)))
-    return Inputs(tokenizer, train, evaluation, model, _made_for(spec), sources)
+        digest = weights_digest(model)
+    return Inputs(tokenizer, train, evaluation, model, digest, _made_for(spec), sources)
 
 
 def can_be_shared(spec: RankSpec, config: JobConfig) -> bool:

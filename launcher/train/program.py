@@ -27,6 +27,7 @@ from launcher.train.inputs import Inputs, encode_all
 from launcher.train.model import load_model, load_tokenizer
 from launcher.train.packed_attention import require_packing
 from launcher.train.resilience import Resilience, barrier, make_readable
+from launcher.train.same_weights import compare_before_broadcast
 
 if TYPE_CHECKING:
     from launcher.train.main import Phases, RankPlace
@@ -72,6 +73,7 @@ class FineTuning:
         if self.spec.resume_from is None:
             self._answer("base")
         self.phases.enter("preparing engine")
+        compare_before_broadcast(self._inputs.digest if self._inputs is not None else "")
         trainer = self._trainer(train, packing, evaluation)
         trainer.train(resume_from_checkpoint=self.spec.resume_from)
         trainer.wait_until_durable()
