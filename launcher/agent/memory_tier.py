@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.agent.resume_folder import HeldSnapshot, Job, NotResumable, ResumeFolder, allocated_bytes, materialise
 from launcher.checkpoint.snapshot import NUM_SLOTS, SnapshotIdentity, create_memory, read_snapshot
@@ -37,8 +38,10 @@ class FromMemory:
 class MemoryTier:
     """For one run on one node. Not for several threads at once: `resume` may run aside, nothing else meanwhile."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, scratch: Path | None = None) -> None:
+        """`scratch`: where folders to resume from are made."""
         self._run_id = run_id
+        self._scratch = scratch
         self._slots: dict[int, tuple[int, ...]] = {}
         self._generation = 0
         self._ranks: frozenset[int] = frozenset()
@@ -86,7 +89,7 @@ class MemoryTier:
                 if whole.has(held.snapshot.identity):
                     copies.setdefault(held.snapshot.identity.rank, []).append(held)
             try:
-                folder = materialise(whole, copies, job, cancelled=cancelled)
+                folder = materialise(whole, copies, job, within=self._scratch, cancelled=cancelled)
             except NotResumable as reason:
                 refused.append(Refused(whole, str(reason)))
                 continue

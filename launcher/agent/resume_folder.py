@@ -94,10 +94,11 @@ def materialise(
     copies: Mapping[int, Sequence[HeldSnapshot]],
     job: Job,
     *,
+    within: Path | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> ResumeFolder:
     """Copy and verify the step. `copies`: of each of its ranks, the preferred one first; where that is damaged the next
-    one is taken.
+    one is taken. `within`: the folder to make it in, else that for temporary files.
 
     Raises NotResumable, also where memory or descriptors are not to be had, and Cancelled. Nothing is left behind then.
     """
@@ -105,7 +106,7 @@ def materialise(
         copied = _copy_ranks(whole, copies, undo, cancelled)
         manifest = _manifest_of(whole, [rank.snapshot for rank in copied], job)
         try:
-            root = Path(tempfile.mkdtemp(prefix="ftlaunch-resume-"))
+            root = Path(tempfile.mkdtemp(prefix="ftlaunch-resume-", dir=within))
             undo.callback(shutil.rmtree, root, ignore_errors=True)
             _write_folder(_folder_in(root, whole.step), manifest, copied)
         except OSError as error:

@@ -36,6 +36,7 @@ from launcher.errors import ExitCode, PreflightRefused, UserError, may_pass, unu
 from launcher.event_loop import EventLoop, StopSignals
 from launcher.fanout.head import Head
 from launcher.fanout.plan import plan_fan_out
+from launcher.host.local_folder import SCRATCH_VARIABLE, Scratch
 from launcher.host.storage import StorageKind, why_locks_stay_here
 from launcher.plan.environment import base_environ
 from launcher.plan.spec import Drill, RankSpec
@@ -208,11 +209,13 @@ class _Run:
 
     def supervisor(self, folder: ClusterFolder | None) -> Supervisor:
         config, plan, output_dir = self.prepared.job.config, self.prepared.plan, self.prepared.output_dir
+        scratch = Scratch(output_dir, self.events.node)
         settings = RunSettings(
             output_dir=output_dir,
             work_folder=WorkFolder(output_dir, self.prepared.facts.storage_kind),
             spec=self._spec(),
-            environ=base_environ(plan.variables, self.environ),
+            environ={**base_environ(plan.variables, self.environ), SCRATCH_VARIABLE: str(scratch.path)},
+            scratch=scratch,
             max_without_progress=config.restart.max_without_progress,
             backoff_s=config.restart.backoff_seconds,
             grace_s=config.spot.grace_seconds,

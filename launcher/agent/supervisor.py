@@ -44,6 +44,7 @@ from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass, unusable_folder
 from launcher.event_loop import CalledOff, EventLoop, StopSignals
 from launcher.fanout.head import Head
+from launcher.host.local_folder import Scratch
 from launcher.link import Message
 from launcher.plan.launch_files import hostfile_text
 from launcher.plan.spec import Drill, RankSpec
@@ -67,6 +68,7 @@ class RunSettings:
     grace_s: float
     stop_exit_code: ExitCode
     token: str
+    scratch: Scratch
     drills: tuple[Drill, ...] = ()
     fork: bool = True
     template: bool = True
@@ -118,6 +120,7 @@ class Supervisor:
             settings.environ,
             settings.token,
             settings.work_folder.logs,
+            settings.scratch.path,
             every_steps=settings.every_steps,
             keep=settings.keep,
             frozen={key: training.get(key) for key in FROZEN_BY_STATE},
@@ -164,6 +167,7 @@ class Supervisor:
             self._group = None
             self._tiers.close()
             self._say(settings.work_folder.close())
+            settings.scratch.close()
             self._crew.close()
             self._loop.close()
             self.recorder.close()
@@ -292,6 +296,7 @@ class Supervisor:
         self.recorder.attempt_ends()
         incident = self._look_for_a_cause(group, turn)
         group.close()
+        self.settings.scratch.clear_after_ranks()
         return incident
 
     def _look_for_a_cause(self, group: RankGroup, turn: Turn) -> Incident | None:

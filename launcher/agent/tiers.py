@@ -52,6 +52,7 @@ class Tiers:
         environ: Mapping[str, str],
         token: str,
         logs: Path,
+        scratch: Path,
         *,
         every_steps: int,
         keep: int,
@@ -77,7 +78,7 @@ class Tiers:
         self._courier: CourierClient | None = None
         self._ring: Ring | None = None
         if spec.memory_every is not None:
-            self._memory = MemoryTier(spec.run_id)
+            self._memory = MemoryTier(spec.run_id, scratch)
             self._courier = CourierClient(loop, environ, token, logs / "courier.log", self._say)
             self._saves = DiskSaves(
                 self._courier,

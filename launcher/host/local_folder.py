@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
+
+SCRATCH_VARIABLE = "FTLAUNCH_SCRATCH"
+RANK_PREFIX = "of-a-rank-"  # of names that ranks make there
 
 
 def local_folder(output_dir: Path) -> Path:
@@ -21,3 +25,25 @@ def local_folder(output_dir: Path) -> Path:
         if private.is_symlink() or private.lstat().st_uid != os.geteuid():
             raise PermissionError(f"{private} belongs to somebody else: remove it, or set TMPDIR to another folder")
     return folder
+
+
+class Scratch:
+    """Of one agent and its ranks, for what is needed for a moment. Who is killed leaves something there; so it is
+    cleared when ranks are gone, and what a killed agent has left is cleared by its next start."""
+
+    def __init__(self, output_dir: Path, node: str) -> None:
+        self.path = local_folder(output_dir) / f"scratch-{node}"
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(mode=0o700)
+
+    def clear_after_ranks(self) -> None:
+        for left in self.path.glob(f"{RANK_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in (self.path.parent, self.path.parent.parent):
+            try:
+                folder.rmdir()
+            except OSError:  # somebody else uses it
+                return

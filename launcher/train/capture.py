@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -26,6 +27,7 @@ import transformers.modeling_utils as modeling_module
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from transformers.trainer_callback import ExportableState
 
+from launcher.host.local_folder import RANK_PREFIX, SCRATCH_VARIABLE
 from launcher.train.random_state import random_states
 
 log = logging.getLogger("ftlaunch.resilience")
@@ -197,7 +199,7 @@ def model_part(trainer: Any) -> Part | None:
         return None
 
     def write(sink: Sink) -> None:
-        with tempfile.TemporaryDirectory(prefix="ftlaunch-model-") as name:
+        with tempfile.TemporaryDirectory(prefix=RANK_PREFIX, dir=os.environ.get(SCRATCH_VARIABLE)) as name:
             folder = Path(name)
             with _weights_written_to(sink, folder):
                 trainer._save(str(folder), state_dict=weights if weights is not None else {})
