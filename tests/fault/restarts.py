@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped,unused-ignore]  # stubs are a package of their own
 
 from tests.fault.harness import Run
 
