@@ -1,0 +1,230 @@
+"""Every check with what people are told about it: `docs/checks.md` is written from this list.
+
+Adding a check is one function over `PreflightInputs`, one entry here, and a test that it fires once and is silent once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.preflight import check_gpus, check_host, check_mount, check_network, check_storage
+from launcher.preflight.finding import Finding
+from launcher.preflight.inputs import PreflightInputs
+
+
+@dataclass(frozen=True)
+class Check:
+    """`id` is what `check.skip` names. `refuses` and `warns` are the bounds of an error and of a warning, "" for
+    none; `remedy` in short: the finding has the words for the reader's platform."""
+
+    id: str
+    run: Callable[[PreflightInputs], tuple[Finding, ...]]
+    measures: str
+    refuses: str
+    warns: str
+    remedy: str
+
+
+GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
+    (
+        "Versions",
+        (
+            Check(
+                "versions.stack",
+                check_host.check_stack,
+                "whether the packages of the training stack are installed, from their metadata (nothing is imported)",
+                "torch, transformers, accelerate or deepspeed is missing (lora: also peft; qlora: also peft and "
+                "bitsandbytes); a `+cpu` torch where GPUs are used",
+                "",
+                "the `pip install` command with the right extra",
+            ),
+        ),
+    ),
+    (
+        "GPUs",
+        (
+            Check(
+                "gpu.visible",
+                check_gpus.check_visible,
+                "the cards that NVML sees and `CUDA_VISIBLE_DEVICES` leaves, against the ranks of this node",
+                "`CUDA_VISIBLE_DEVICES` names a card that is not there; fewer visible GPUs than ranks; `/dev/nvidia*` "
+                "is there and the driver does not answer",
+                "GPUs are there and the job trains on the CPU; cards of another vendor that NVML cannot read",
+                "unset or correct the variable; ask for GPUs; mend the driver or the container runtime",
+            ),
+            Check(
+                "gpu.lost",
+                check_gpus.check_lost,
+                "cards that NVML counts and cannot read",
+                "too few are left for the ranks",
+                "a card is lost and enough are left",
+                "another node",
+            ),
+            Check(
+                "gpu.driver",
+                check_gpus.check_driver,
+                "the highest CUDA version that the driver runs, against the one torch was built for",
+                "the driver's CUDA major version is below torch's",
+                "",
+                "a newer driver (DLC: `Settings.Driver`), or a torch for the driver's CUDA",
+            ),
+            Check(
+                "gpu.capability",
+                check_gpus.check_capability,
+                "the weakest card's compute capability, against the oldest that torch's CUDA builds for",
+                "below 7.5 for CUDA 13, below 5.0 for CUDA 12",
+                "",
+                "a torch built for CUDA 12, or newer cards",
+            ),
+            Check(
+                "gpu.memory_used",
+                check_gpus.check_memory_used,
+                "memory that somebody holds on the visible cards before the job begins",
+                "",
+                "more than 1 GiB of a card",
+                "end the process, or leave the card out",
+            ),
+            Check(
+                "gpu.mixed",
+                check_gpus.check_mixed,
+                "the kinds of the visible cards",
+                "",
+                "more than one kind: the weakest decides precision, batch and pace",
+                "the value of `CUDA_VISIBLE_DEVICES` for one kind",
+            ),
+        ),
+    ),
+    (
+        "Memory and limits",
+        (
+            Check(
+                "shm.size",
+                check_storage.check_shm,
+                "free space in `/dev/shm`, against ranks and DataLoader workers",
+                "less than 128 MiB free, with GPUs or DataLoader workers",
+                "less than max(1 GiB, 64 MiB x ranks²) free, with more than one rank or with workers",
+                "DLC: shared memory of the resource configuration; Kubernetes: `emptyDir` with `medium: Memory`; "
+                "docker: `--shm-size`; or no workers",
+            ),
+            Check(
+                "memory.host",
+                check_host.check_memory,
+                "main memory that is available (machine and cgroup), against what the ranks need",
+                "less than the ranks need",
+                "the ranks need more than 90 % of it",
+                "more memory, fewer ranks, no optimizer offload",
+            ),
+            Check(
+                "memory.tier",
+                check_host.check_memory_tier,
+                "main memory that the ranks leave, against checkpoints in memory",
+                "too little, with `checkpoint.memory: on` or a number",
+                "less than a tenth to spare; too little with `auto`, which switches them off then",
+                "more memory, `checkpoint.peer: off`, `checkpoint.memory: off`",
+            ),
+            Check(
+                "limits.nofile",
+                check_host.check_nofile,
+                "how many files a process may open (soft limit)",
+                "fewer than 256",
+                "fewer than 65536 with DataLoader workers, 4096 without",
+                "`ulimit -n`, or the limit of the container engine",
+            ),
+        ),
+    ),
+    (
+        "Storage",
+        (
+            Check(
+                "disk.writable",
+                check_storage.check_disk_writable,
+                "whether output_dir can be written",
+                "it cannot",
+                "",
+                "mount it read-write (DLC: `MountAccess: RW`), or another output_dir",
+            ),
+            Check(
+                "disk.kind",
+                check_mount.check_disk_kind,
+                "what output_dir can do, tried in a private folder that is removed again: create, fsync, rename and "
+                "replace files and a folder, append, write in the middle, truncate, lock, link",
+                "files cannot be created, read back, renamed or replaced; `monitor.tensorboard` on a mount that "
+                "appends nothing",
+                "the mount did not answer within 30 s; its type decides then",
+                "NAS or CPFS; `env: {TENSORBOARD_LOGGING_DIR: ...}`",
+            ),
+            Check(
+                "disk.free",
+                check_storage.check_disk_free,
+                "free space and inodes of output_dir",
+                "less than `checkpoint.keep` + 1 checkpoints and `final/` need; no free inode",
+                "less than 1 GiB, where the need is not known",
+                "free space, lower `checkpoint.keep`, another output_dir",
+            ),
+            Check(
+                "disk.scratch",
+                check_mount.check_disk_scratch,
+                "object mounts only: room on the node's own disk, where a checkpoint is made first",
+                "less than one checkpoint needs",
+                "",
+                "`env: {TMPDIR: /local/disk}`",
+            ),
+            Check(
+                "disk.durable",
+                check_storage.check_disk_durable,
+                "whether output_dir outlives the container",
+                "",
+                "it is on tmpfs, ramfs, aufs, or overlay inside a container",
+                "a NAS, CPFS or OSS mount; a persistent volume; a bind mount",
+            ),
+            Check(
+                "disk.shared",
+                check_storage.check_disk_shared,
+                "several nodes: whether all of them can share output_dir, locks included",
+                "output_dir is on an object mount",
+                "output_dir is on a disk of one machine (ext4, xfs, overlay, tmpfs, ...), or on a mount whose locks "
+                "other machines may not see (NFS with `nolock`, unknown FUSE)",
+                "storage that every node mounts at the same path, with locks: NAS, CPFS, NFS, Lustre",
+            ),
+        ),
+    ),
+    (
+        "Network",
+        (
+            Check(
+                "net.interface",
+                check_network.check_interface,
+                "the interface towards the other nodes: `cluster.interface`, else the one of the route to the master",
+                "it does not exist or is down; several nodes: others cannot reach it (loopback, bridge of containers, "
+                "link-local)",
+                "",
+                "the interfaces that are there",
+            ),
+            Check(
+                "net.ifname_env",
+                check_network.check_ifname_env,
+                "`NCCL_SOCKET_IFNAME` (GPUs) and `GLOO_SOCKET_IFNAME` (CPU), set by you or the platform",
+                "the one that this job uses names no interface with an address",
+                "the same for the one that this job does not use",
+                "unset it, or one of the interfaces that are there; ftlaunch never changes it",
+            ),
+            Check(
+                "net.port",
+                check_network.check_port,
+                "`cluster.master_port`, where it is given (several nodes: looked at on node 0)",
+                "it is taken",
+                "",
+                "`null` takes a free one",
+            ),
+            Check(
+                "net.agent_port",
+                check_network.check_agent_port,
+                "several nodes: the port where the agents meet, on this node",
+                "it is taken, and not by this run's own agent",
+                "",
+                "end its holder, or `cluster.agent_port`",
+            ),
+        ),
+    ),
+)
