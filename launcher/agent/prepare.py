@@ -17,7 +17,10 @@ from launcher.checkpoint.manifest import Manifest
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
+from launcher.config.model_files import ModelFiles, read_model_files
 from launcher.config.models import ClusterConfig, JobConfig
+from launcher.data.facts import DataFacts
+from launcher.data.look import load_tokenizer_file, look_at_data
 from launcher.errors import unusable_folder
 from launcher.host.facts import HostFacts, StorageKind, read_host_facts
 from launcher.host.storage import read_disk
@@ -72,8 +75,9 @@ def prepare(
     *,
     write: bool,
     job: LoadedJob | None = None,
+    checks: bool = True,
 ) -> Prepared:
-    """`job`: loaded already. Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what
+    """`job`: loaded already. `checks`: False finds nothing, and does not look at data and model. Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what
     this node cannot do."""
     refuse_nesting(environ)
     job = job or load_job(config, overrides, environ)
@@ -94,8 +98,10 @@ def prepare(
         earlier.batch_of_run if earlier else None,
     )
     # A head that is no node is not judged itself: it trains nothing.
-    inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
-    findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
+    findings: tuple[Finding, ...] = ()
+    if checks:
+        inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
+        findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
     return Prepared(job, facts, plan, findings, tuple(overrides))
 
 
@@ -147,6 +153,7 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
     # The first attempt's port; of several nodes, the first one of the list is the one that leads it.
     listens_there = port is not None and (plan.num_nodes == 1 or plan.place.node_rank == 0)
     agent_port = plan.meeting.agent_port if plan.meeting else None
+    model_files = read_model_files(config.model, {**environ, **config.env}) if config.model else None
     return PreflightInputs(
         facts=facts,
         num_ranks=plan.num_ranks.value,
@@ -173,8 +180,20 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         skip=tuple(config.check.skip),
         num_nodes=plan.num_nodes,
         method=config.method,
+        data=_look_at_data(config, model_files),
+        model_files=model_files,
         platform=plan.place.platform,
     )
+
+
+def _look_at_data(config: JobConfig, files: ModelFiles | None) -> tuple[DataFacts, ...]:
+    data = config.data
+    if data is None:
+        return ()
+    tokenizer = load_tokenizer_file(Path(files.tokenizer_file) if files and files.tokenizer_file else None)
+    train = look_at_data("train", data.train, data.format, data.system_prompt, data.max_length, tokenizer)
+    held_out = look_at_data("eval", data.eval, data.format, data.system_prompt, data.max_length, tokenizer)
+    return tuple(facts for facts in (train, held_out) if facts is not None and facts.num_looked_at)
 
 
 def _disk_needed(config: JobConfig, plan: LaunchPlan) -> int | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from launcher.config.model_files import ModelFiles
+from launcher.data.facts import DataFacts
 from launcher.host.facts import Disk, Gpu, HostFacts
 
 
@@ -46,6 +48,8 @@ class PreflightInputs:
     skip: tuple[str, ...] = ()
     num_nodes: int = 1
     method: Literal["lora", "qlora", "full"] | None = "lora"  # None: a trainer of the user's own (`command`)
+    data: tuple[DataFacts, ...] = ()
+    model_files: ModelFiles | None = None
     platform: str = ""  # as `launcher/platforms` names it; empty: judged from `env` and `facts`
 
     @property

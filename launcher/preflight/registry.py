@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.preflight import check_gpus, check_host, check_mount, check_network, check_storage
+from launcher.preflight import check_data, check_gpus, check_host, check_mount, check_network, check_storage
 from launcher.preflight.finding import Finding
 from launcher.preflight.inputs import PreflightInputs
 
@@ -224,6 +224,72 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "it is taken, and not by this run's own agent",
                 "",
                 "end its holder, or `cluster.agent_port`",
+            ),
+        ),
+    ),
+    (
+        "Model and data",
+        (
+            Check(
+                "model.files",
+                check_data.check_model_files,
+                "the model's folder: config, tokenizer, every file of the index, the length that each safetensors head "
+                "says; for a hub id: the hub's cache, and whether the hub answers within 3 s",
+                "something is missing, cut short or a Git LFS pointer; the hub is offline (`HF_HUB_OFFLINE`) or out of "
+                "reach and the model is not in the cache",
+                "",
+                "fetch it again; a folder as `model.path`; a mirror (`HF_ENDPOINT`)",
+            ),
+            Check(
+                "data.records",
+                check_data.check_records,
+                "JSON, UTF-8, fields, empty texts; at a start for a second (every record of some 100,000, then the "
+                "first ones of each MiB), all of them with `ftlaunch prepare`; file and line of the first ten",
+                "a record cannot be used",
+                "",
+                "correct these lines",
+            ),
+            Check(
+                "data.roles",
+                check_data.check_roles,
+                "the roles of conversations",
+                "",
+                "a role that chat templates do not know, `system` in the middle, the same side twice in a row",
+                "system, user, assistant, tool",
+            ),
+            Check(
+                "data.repeated",
+                check_data.check_repeated,
+                "records that are the same as an earlier one, byte by byte",
+                "",
+                "more than 1 % of the records",
+                "remove them",
+            ),
+            Check(
+                "data.length",
+                check_data.check_length,
+                "tokens of the records (at a start of 100 of them, where the folder has tokenizer.json) against "
+                "`data.max_length` and the model's positions",
+                "samples beyond a model's table of positions",
+                "more than 5 % of the records are cut; nothing is learned of a record; samples beyond the positions "
+                "that the model was trained for",
+                "`data.max_length`, shorter records",
+            ),
+            Check(
+                "data.tokens",
+                check_data.check_tokens,
+                "token ids of the data, and the size of the tokenizer, against `vocab_size` of the model",
+                "an id of the data is beyond it (a device-side assert on a GPU)",
+                "the tokenizer could give one",
+                "the model's own tokenizer, or a resized embedding",
+            ),
+            Check(
+                "data.template",
+                check_data.check_template,
+                "whether the tokenizer has a chat template, where the records are conversations",
+                "",
+                "it has none",
+                "the model's chat_template.jinja",
             ),
         ),
     ),

@@ -38,20 +38,32 @@ def _downloaded(model: ModelConfig) -> Path:
     return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=wanted))
 
 
+def load_tokenizer(config: JobConfig) -> Any:
+    """The model's own tokenizer, with something to pad with."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(prepare_model_files(config), **_common_options(config))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _common_options(config: JobConfig) -> dict[str, Any]:
+    assert config.model is not None  # prepare_model_files() has checked
+    return {"revision": config.model.revision or "main", "trust_remote_code": config.model.trust_remote_code}
+
+
 def load_model_and_tokenizer(spec: RankSpec, config: JobConfig, place: Any, *, seed: int) -> tuple[Any, Any]:
     """The model as it will be trained (adapters attached), and its tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers import AutoModelForCausalLM, set_seed
 
-    assert config.model is not None  # prepare_model_files() has checked
     folder = prepare_model_files(config)
-    common = {"revision": config.model.revision or "main", "trust_remote_code": config.model.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **common)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = load_tokenizer(config)
+    common = _common_options(config)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.precision]
     options: dict[str, Any] = {"dtype": dtype, **common}
-    if config.model.attn_implementation:
+    if config.model and config.model.attn_implementation:
         options["attn_implementation"] = config.model.attn_implementation
     if config.method == "qlora":
         options.update(_quantisation(spec, config, place, dtype))

@@ -17,14 +17,17 @@ from launcher.data.batches import Collator, PackedDataset, RankBatchSampler, Ran
 from launcher.data.encode import EncodedDataset, encode_dataset, plain_prompt
 from launcher.data.order import SampleOrder
 from launcher.data.packing import Packing, pack
-from launcher.data.records import Record, read_records
+from launcher.data.prepared import folder_of, key_of, load
+from launcher.data.records import Record, expand_files, read_records
 from launcher.errors import UserError
+from launcher.host.storage import StorageKind
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
 from launcher.train.alive import Alive
 from launcher.train.card import model_card
 from launcher.train.commit_permit import ask_to_commit
 from launcher.train.packed_attention import require_packing
+from launcher.train.prepare_data import recipe_of
 from launcher.train.resilience import Resilience, barrier, make_readable
 
 if TYPE_CHECKING:
@@ -80,6 +83,9 @@ class FineTuning:
     def _encode(self, patterns: list[str] | tuple[str, ...]) -> EncodedDataset:
         data = self.config.data
         assert data is not None  # run() has checked
+        prepared = self._prepared(patterns)
+        if prepared is not None:
+            return prepared
         records = self._told(read_records(patterns, data.format, data.system_prompt))
         encoded = encode_dataset(
             records, self.tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt
@@ -87,6 +93,18 @@ class FineTuning:
         if encoded.num_truncated and self.place.rank == 0:
             log.warning("%d of %d samples were cut to %d tokens", encoded.num_truncated, len(encoded), data.max_length)
         return encoded
+
+    def _prepared(self, patterns: Sequence[str]) -> EncodedDataset | None:
+        """What `ftlaunch prepare` has kept for these very files, tokenizer and settings."""
+        folder = folder_of(self.spec.output_path)
+        if not folder.is_dir():
+            return None
+        key = key_of(expand_files(patterns), recipe_of(self.config, self.tokenizer))
+        dataset = load(folder / key, mapped=self.spec.storage_kind is StorageKind.POSIX)
+        if self.place.rank == 0:
+            what = "prepared data: %s is used" if dataset else "prepared data: %s is not there, the records are encoded"
+            log.info(what, folder / key)
+        return dataset
 
     def _packing(self, train: EncodedDataset) -> Packing | None:
         data = self.config.data

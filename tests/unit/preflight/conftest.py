@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from launcher.config.model_files import ModelFiles
+from launcher.data.facts import DataFacts
 from launcher.host.facts import Cpu, Disk, Gpu, HostFacts, Memory, Mount, Nic, Shm, StorageKind, StorageProbe
 from launcher.preflight.inputs import PreflightInputs
 from tests.nvml import nvml_folder
@@ -61,6 +63,32 @@ HEALTHY = HostFacts(
 )
 
 
+DATA = DataFacts(
+    name="train",
+    num_records=1000,
+    num_looked_at=1000,
+    is_everything=False,
+    max_length=2048,
+    num_measured=100,
+    num_tokens=90_000,
+    num_cut=2,
+    num_tokens_cut=500,
+    longest=2500,
+    longest_at="/data/train.jsonl:7",
+    largest_id=151_000,
+    has_turns=True,
+)
+MODEL_FILES = ModelFiles(
+    source="/models/qwen",
+    folder="/models/qwen",
+    vocab_size=151_936,
+    max_positions=32_768,
+    tokenizer_size=151_665,
+    has_chat_template=True,
+    tokenizer_file="/models/qwen/tokenizer.json",
+)
+
+
 @pytest.fixture
 def node_with() -> NodeWith:
     def build(facts: dict[str, Any] | None = None, **inputs: Any) -> PreflightInputs:
@@ -79,6 +107,8 @@ def node_with() -> NodeWith:
             "memory_tier_bytes": 32 * GIB,
             "env": {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"},
             "num_nodes": 2,
+            "data": (DATA,),
+            "model_files": MODEL_FILES,
             "platform": "dlc",
         }
         return PreflightInputs(facts=dataclasses.replace(HEALTHY, **(facts or {})), **asked | inputs)

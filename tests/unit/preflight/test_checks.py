@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from launcher.config.model_files import ModelFiles
+from launcher.data.scan import RECORD, ROLE, Fault
 from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm, StorageKind, StorageProbe
 from launcher.host.storage_probe import Failure
 from launcher.i18n import Text
 from launcher.preflight.checks import CHECKS, run_checks
 from launcher.preflight.finding import Finding, Severity, worst
 from launcher.preflight.inputs import PreflightInputs, Reader
-from tests.unit.preflight.conftest import GIB, HEALTHY, NodeWith
+from tests.unit.preflight.conftest import DATA, GIB, HEALTHY, MODEL_FILES, NodeWith
 
 MIB = 1 << 20
 V100 = Gpu(7, "GPU-v", "Tesla V100-SXM2-16GB", 16 * GIB, 0, (7, 0))
@@ -298,6 +300,74 @@ CASES = {
     "torch without CUDA": Case(
         "versions.stack", ERROR, {"versions": without("torch_cuda") | {"torch": "2.13.0+cpu"}}, {}, ("2.13.0+cpu",)
     ),
+    "a record that is no JSON": Case(
+        "data.records",
+        ERROR,
+        {},
+        {"data": (replace(DATA, num_unusable=12, unusable=(Fault(RECORD, "t.jsonl", 7, "t.jsonl:7: not JSON"),)),)},
+        ("train: 12 unusable, all 1000 records", "t.jsonl:7: not JSON", "and 2 more", "ftlaunch prepare"),
+    ),
+    "a role that templates do not know": Case(
+        "data.roles",
+        WARNING,
+        {},
+        {"data": (replace(DATA, num_roles=1, roles=(Fault(ROLE, "t.jsonl", 9, "t.jsonl:9: 'human'"),)),)},
+        ("t.jsonl:9: 'human'", "system, user, assistant"),
+    ),
+    "records that are there twice": Case(
+        "data.repeated", WARNING, {}, {"data": (replace(DATA, num_repeated=50),)}, ("50 (5.0%)", "<= 1%")
+    ),
+    "answers that are cut off": Case(
+        "data.length",
+        WARNING,
+        {},
+        {"data": (replace(DATA, num_cut=30, num_tokens_cut=30_000),)},
+        ("about 30.0% cut", "about 33% of all tokens", "data.max_length (now 2048"),
+    ),
+    "records of which nothing is learned": Case(
+        "data.length", WARNING, {}, {"data": (replace(DATA, num_nothing_left=1),)}, ("nothing is learned",)
+    ),
+    "longer than the model was trained for": Case(
+        "data.length",
+        WARNING,
+        {},
+        {"model_files": replace(MODEL_FILES, max_positions=1024)},
+        ("<= 1024 positions", "data.max_length: 1024"),
+    ),
+    "longer than the table of positions": Case(
+        "data.length",
+        ERROR,
+        {},
+        {"model_files": replace(MODEL_FILES, max_positions=1024, learned_positions=True)},
+        ("device-side assert",),
+    ),
+    "a token beyond the vocabulary": Case(
+        "data.tokens",
+        ERROR,
+        {},
+        {"data": (replace(DATA, largest_id=151_936),)},
+        ("largest id 151936", "< 151936", "device-side assert", "resize"),
+    ),
+    "a tokenizer that is larger than the model": Case(
+        "data.tokens", WARNING, {}, {"model_files": replace(MODEL_FILES, tokenizer_size=152_000)}, ("of 152000",)
+    ),
+    "no chat template": Case(
+        "data.template", WARNING, {}, {"model_files": replace(MODEL_FILES, has_chat_template=False)}, ("role: content",)
+    ),
+    "a shard that is missing": Case(
+        "model.files",
+        ERROR,
+        {},
+        {"model_files": replace(MODEL_FILES, problems=("1 of 4 files of the index are missing: model-2.safetensors",))},
+        ("model-2.safetensors", "/models/qwen", "git lfs pull"),
+    ),
+    "a hub that is out of reach": Case(
+        "model.files",
+        ERROR,
+        {},
+        {"model_files": ModelFiles("Qwen/Qwen3", None, "HF_HUB_OFFLINE is set and the model is not there", True)},
+        ("Qwen/Qwen3", "HF_HUB_OFFLINE", "DataSources", "HF_ENDPOINT"),
+    ),
     "skip names no check": Case("check.skip", WARNING, {}, {"skip": ("shm.sise",)}, ("shm.size",)),
 }
 
@@ -372,6 +442,20 @@ def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWi
             {"gpus": (), "visible_gpus": (), "nvml": "Driver Not Loaded"},
             {"device": "cpu", "env": {"CUDA_VISIBLE_DEVICES": "-1"}},
             id="a broken driver where the CPU was asked for",
+        ),
+        pytest.param({}, {"data": (), "model_files": None}, id="neither data nor model are known"),
+        pytest.param(
+            {},
+            {"model_files": ModelFiles("Qwen/Qwen3", None), "data": (replace(DATA, num_records=None),)},
+            id="a hub that answers, data too large for a second",
+        ),
+        pytest.param(
+            {},
+            {
+                "data": (replace(DATA, has_turns=False),),
+                "model_files": replace(MODEL_FILES, has_chat_template=False),
+            },
+            id="plain text needs no template",
         ),
         pytest.param({}, {"env": {"NCCL_SOCKET_IFNAME": "^docker,lo"}}, id="NCCL_SOCKET_IFNAME excludes"),
     ],
