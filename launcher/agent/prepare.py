@@ -21,6 +21,7 @@ from launcher.config.model_files import ModelFiles, read_model_files
 from launcher.config.models import ClusterConfig, JobConfig
 from launcher.data.facts import DataFacts
 from launcher.data.look import load_tokenizer_file, look_at_data
+from launcher.diagnose.evidence import read_kernel_lines
 from launcher.errors import unusable_folder
 from launcher.host.facts import HostFacts, StorageKind, read_host_facts
 from launcher.host.storage import read_disk
@@ -29,6 +30,7 @@ from launcher.plan.model_facts import ModelFacts, read_model_facts
 from launcher.plan.network import choose_network, hosts_of
 from launcher.platforms.detect import Asked, detect_place, refuse_nesting
 from launcher.platforms.outside import real_outside
+from launcher.preflight.check_gpu_health import xids_of
 from launcher.preflight.check_hosts import check_hosts
 from launcher.preflight.checks import run_checks
 from launcher.preflight.finding import Finding
@@ -77,8 +79,9 @@ def prepare(
     job: LoadedJob | None = None,
     checks: bool = True,
 ) -> Prepared:
-    """`job`: loaded already. `checks`: False finds nothing, and does not look at data and model. Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what
-    this node cannot do."""
+    """`job`: loaded already. `checks`: False finds nothing, and does not look at data and model.
+
+    Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what this node cannot do."""
     refuse_nesting(environ)
     job = job or load_job(config, overrides, environ)
     check_inputs(job, write=write)
@@ -182,6 +185,7 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         method=config.method,
         data=_look_at_data(config, model_files),
         model_files=model_files,
+        xids=xids_of(read_kernel_lines()) if facts.gpus else None,
         platform=plan.place.platform,
     )
 

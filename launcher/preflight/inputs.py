@@ -50,6 +50,7 @@ class PreflightInputs:
     method: Literal["lora", "qlora", "full"] | None = "lora"  # None: a trainer of the user's own (`command`)
     data: tuple[DataFacts, ...] = ()
     model_files: ModelFiles | None = None
+    xids: tuple[tuple[str, int], ...] | None = None  # in the kernel log: PCI address, number; None: not readable
     platform: str = ""  # as `launcher/platforms` names it; empty: judged from `env` and `facts`
 
     @property

@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.preflight import check_data, check_gpus, check_host, check_mount, check_network, check_storage
+from launcher.preflight import (
+    check_data,
+    check_gpu_health,
+    check_gpus,
+    check_host,
+    check_limits,
+    check_mount,
+    check_network,
+    check_rdma,
+    check_storage,
+    check_versions,
+)
 from launcher.preflight.finding import Finding
 from launcher.preflight.inputs import PreflightInputs
 
@@ -38,6 +49,40 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "bitsandbytes); a `+cpu` torch where GPUs are used",
                 "",
                 "the `pip install` command with the right extra",
+            ),
+            Check(
+                "versions.combination",
+                check_versions.check_combination,
+                "torch, transformers, accelerate, deepspeed and peft against the versions that ftlaunch is made for, "
+                "and what each of them asks of the others (as `pip check`)",
+                "older than ftlaunch needs",
+                "newer than it is made for; a conflict between the packages",
+                "`ftlaunch[train]` with constraints.txt",
+            ),
+            Check(
+                "versions.copies",
+                check_versions.check_copies,
+                "packages of the stack that are installed in several folders of `sys.path`",
+                "",
+                "two copies of one",
+                "uninstall all, install once",
+            ),
+            Check(
+                "versions.nccl",
+                check_versions.check_nccl,
+                "the NCCL that is installed for torch against the one its wheel was built with, and others that "
+                "`LD_PRELOAD` or `LD_LIBRARY_PATH` put in front",
+                "",
+                "they differ; there is another one",
+                "the version of torch, the same on every node",
+            ),
+            Check(
+                "versions.system",
+                check_versions.check_system,
+                "Python and glibc",
+                "",
+                "Python below 3.10, glibc below 2.28 or none (musl)",
+                "a newer image",
             ),
         ),
     ),
@@ -72,15 +117,17 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
             Check(
                 "gpu.capability",
                 check_gpus.check_capability,
-                "the weakest card's compute capability, against the oldest that torch's CUDA builds for",
-                "below 7.5 for CUDA 13, below 5.0 for CUDA 12",
+                "the cards' compute capability, against the architectures that PyTorch's wheel is built for",
+                "below 7.5 for CUDA 13; below 7.0 (torch 2.8 to 2.10) or 7.5 for CUDA 12.8 and 12.9; below 5.0 or "
+                "above "
+                "9.0 for earlier CUDA 12",
                 "",
-                "a torch built for CUDA 12, or newer cards",
+                "another build of torch, or other cards",
             ),
             Check(
                 "gpu.memory_used",
                 check_gpus.check_memory_used,
-                "memory that somebody holds on the visible cards before the job begins",
+                "memory that somebody holds on the visible cards before the job begins, and which process",
                 "",
                 "more than 1 GiB of a card",
                 "end the process, or leave the card out",
@@ -92,6 +139,46 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "",
                 "more than one kind: the weakest decides precision, batch and pace",
                 "the value of `CUDA_VISIBLE_DEVICES` for one kind",
+            ),
+            Check(
+                "gpu.ecc",
+                check_gpu_health.check_ecc,
+                "uncorrected memory errors since the driver was loaded, rows (pages) that wait to be mapped away",
+                "rows could not be mapped away",
+                "there were errors, or a reset is due",
+                "reset the card, another node",
+            ),
+            Check(
+                "gpu.xid",
+                check_gpu_health.check_xid,
+                "faults in the kernel log (Xid) that speak of the card, not of a program",
+                "",
+                "there are some",
+                "another node (DLC: AntiAffinityNodeNames, EnableSanityCheck)",
+            ),
+            Check(
+                "gpu.throttled",
+                check_gpu_health.check_throttled,
+                "why clocks are held down: temperature, power brake, hardware",
+                "",
+                "a card is slowed down",
+                "cooling and power; another node",
+            ),
+            Check(
+                "gpu.compute_mode",
+                check_gpu_health.check_compute_mode,
+                "whether programs may use the card",
+                "prohibited",
+                "",
+                "`nvidia-smi -c DEFAULT`",
+            ),
+            Check(
+                "gpu.nvlink",
+                check_gpu_health.check_nvlink,
+                "several ranks: NVLinks that are up, of those that the cards have",
+                "",
+                "a card has fewer than the others, or none is up",
+                "fabric manager; another node",
             ),
         ),
     ),
@@ -106,6 +193,16 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "less than max(1 GiB, 64 MiB x ranks²) free, with more than one rank or with workers",
                 "DLC: shared memory of the resource configuration; Kubernetes: `emptyDir` with `medium: Memory`; "
                 "docker: `--shm-size`; or no workers",
+            ),
+            Check(
+                "shm.stale",
+                check_limits.check_shm_stale,
+                "segments of torch, NCCL, DeepSpeed and Python in `/dev/shm` that belong to this user, are older "
+                "than a "
+                "minute, and that no visible process holds",
+                "",
+                "16 MiB or more",
+                "the `rm` command; nothing is removed by itself, because another container may share the folder",
             ),
             Check(
                 "memory.host",
@@ -130,6 +227,22 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "fewer than 256",
                 "fewer than 65536 with DataLoader workers, 4096 without",
                 "`ulimit -n`, or the limit of the container engine",
+            ),
+            Check(
+                "limits.memlock",
+                check_limits.check_memlock,
+                "how much memory a process may lock, where several nodes talk over RDMA",
+                "less than 1 GiB",
+                "",
+                "`--ulimit memlock=-1`, the capability IPC_LOCK, limits.conf; `NCCL_IB_DISABLE: 1`",
+            ),
+            Check(
+                "limits.cpus",
+                check_limits.check_cpus,
+                "ranks and DataLoader workers against the CPUs that this process may use",
+                "",
+                "more than two processes for each CPU",
+                "fewer workers, more CPUs",
             ),
         ),
     ),
@@ -208,6 +321,18 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "the one that this job uses names no interface with an address",
                 "the same for the one that this job does not use",
                 "unset it, or one of the interfaces that are there; ftlaunch never changes it",
+            ),
+            Check(
+                "net.rdma",
+                check_rdma.check_rdma,
+                "several nodes with GPUs: RDMA devices, their ports and GID tables, `NCCL_IB_HCA`, "
+                "`NCCL_IB_GID_INDEX`, "
+                "`NCCL_IB_DISABLE`",
+                "no port is active; the setting names no device, or an empty row of the GID table",
+                "RDMA is switched off, or the container has no `/dev/infiniband/uverbs*`; the row is RoCE v1 where "
+                "v2 is "
+                "there",
+                "the setting that fits; DLC: `Settings.EnableRDMA`",
             ),
             Check(
                 "net.port",

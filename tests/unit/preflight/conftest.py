@@ -9,7 +9,8 @@ import pytest
 
 from launcher.config.model_files import ModelFiles
 from launcher.data.facts import DataFacts
-from launcher.host.facts import Cpu, Disk, Gpu, HostFacts, Memory, Mount, Nic, Shm, StorageKind, StorageProbe
+from launcher.host.facts import Cpu, Disk, Gpu, GpuHealth, HostFacts, Memory, Mount, Nic, Shm, StorageKind, StorageProbe
+from launcher.host.rdma import Gid, Rdma, RdmaPort
 from launcher.preflight.inputs import PreflightInputs
 from tests.nvml import nvml_folder
 from tests.unit.host.namespaces import in_namespace
@@ -23,8 +24,23 @@ class NodeWith(Protocol):
     def __call__(self, facts: dict[str, Any] | None = None, **inputs: Any) -> PreflightInputs: ...
 
 
+WELL = GpuHealth(0, False, False, "default", (), (12, 12))
+
+
 def a100(index: int) -> Gpu:
-    return Gpu(index, f"GPU-{index:08x}", "NVIDIA A100-SXM4-80GB", 80 * GIB, 0, (8, 0))
+    return Gpu(index, f"GPU-{index:08x}", "NVIDIA A100-SXM4-80GB", 80 * GIB, 0, (8, 0), health=WELL)
+
+
+def rdma(*gids: Gid, active: bool = True, verbs: tuple[str, ...] = ("uverbs0",)) -> Rdma:
+    return Rdma((RdmaPort("mlx5_0", 1, active, "Ethernet", "200 Gb/sec (4X HDR)", gids),), verbs)
+
+
+ROCE = (
+    Gid(0, "fe80:0000:0000:0000:0000:0000:0000:0005", "IB/RoCE v1", "eth0"),
+    Gid(1, "fe80:0000:0000:0000:0000:0000:0000:0005", "RoCE v2", "eth0"),
+    Gid(2, "0000:0000:0000:0000:0000:ffff:0a01:0005", "IB/RoCE v1", "eth0"),
+    Gid(3, "0000:0000:0000:0000:0000:ffff:0a01:0005", "RoCE v2", "eth0"),
+)
 
 
 HEALTHY = HostFacts(
@@ -42,12 +58,16 @@ HEALTHY = HostFacts(
         Nic("eth2", True, 1500, None, ("169.254.3.4",), (), "link-local"),
         Nic("lo", True, 65536, None, ("127.0.0.1",), ("::1",), "loopback"),
     ),
-    rdma=(),
+    rdma=("mlx5_0",),
     mount=Mount("/mnt/data", "nfs4", "nas:/", "rw"),
     disk=Disk("/mnt/data/run", 1000 * GIB, 900 * GIB, 1000, "ok"),
     versions={
-        "torch": "2.9.1",
+        "python": "3.11.7",
+        "glibc": "2.36",
+        "torch": "2.12.0",
         "torch_cuda": "12.8",
+        "nccl_built": "2.28.9",
+        "nccl": "2.28.9",
         "transformers": "5.24.0",
         "accelerate": "1.15.0",
         "deepspeed": "0.19.8",
@@ -60,6 +80,7 @@ HEALTHY = HostFacts(
     nofile_hard_limit=1 << 20,
     gpu_device_files=tuple(f"/dev/nvidia{index}" for index in range(8)),
     storage=StorageProbe(StorageKind.POSIX, "nfs4"),
+    rdma_ports=rdma(*ROCE),
 )
 
 
@@ -109,6 +130,7 @@ def node_with() -> NodeWith:
             "num_nodes": 2,
             "data": (DATA,),
             "model_files": MODEL_FILES,
+            "xids": (),
             "platform": "dlc",
         }
         return PreflightInputs(facts=dataclasses.replace(HEALTHY, **(facts or {})), **asked | inputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,16 @@ import pytest
 from launcher.config.model_files import ModelFiles
 from launcher.data.scan import RECORD, ROLE, Fault
 from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm, StorageKind, StorageProbe
+from launcher.host.shm_segments import Segment
+from launcher.host.software import Copies
 from launcher.host.storage_probe import Failure
 from launcher.i18n import Text
+from launcher.preflight.check_gpus import kernels_of
+from launcher.preflight.check_versions import TESTED
 from launcher.preflight.checks import CHECKS, run_checks
 from launcher.preflight.finding import Finding, Severity, worst
 from launcher.preflight.inputs import PreflightInputs, Reader
-from tests.unit.preflight.conftest import DATA, GIB, HEALTHY, MODEL_FILES, NodeWith
+from tests.unit.preflight.conftest import DATA, GIB, HEALTHY, MODEL_FILES, ROCE, WELL, NodeWith, rdma
 
 MIB = 1 << 20
 V100 = Gpu(7, "GPU-v", "Tesla V100-SXM2-16GB", 16 * GIB, 0, (7, 0))
@@ -26,6 +32,11 @@ OBJECTS = StorageProbe(StorageKind.OBJECT, "fuse.jindo-fuse", ("truncate: ENOTSU
 
 def without(*packages: str) -> dict[str, str]:
     return {name: version for name, version in STACK.items() if name not in packages}
+
+
+def sick(**health: Any) -> dict[str, Any]:
+    """The last card has something."""
+    return {"gpus": (*HEALTHY.gpus[:7], replace(HEALTHY.gpus[7], health=replace(WELL, **health)))}
 
 
 @dataclass(frozen=True)
@@ -271,7 +282,7 @@ CASES = {
     "GPUs of two kinds": Case(
         "gpu.mixed",
         WARNING,
-        {"gpus": (*HEALTHY.gpus[:7], V100)},
+        {"gpus": (*HEALTHY.gpus[:7], V100), "versions": STACK | {"torch_cuda": "12.6"}},
         {},
         ("7 x NVIDIA A100-SXM4-80GB + 1 x Tesla V100-SXM2-16GB", "no bf16", "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6"),
     ),
@@ -368,8 +379,88 @@ CASES = {
         {"model_files": ModelFiles("Qwen/Qwen3", None, "HF_HUB_OFFLINE is set and the model is not there", True)},
         ("Qwen/Qwen3", "HF_HUB_OFFLINE", "DataSources", "HF_ENDPOINT"),
     ),
+    "deepspeed older than ftlaunch needs": Case(
+        "versions.combination", ERROR, {"versions": STACK | {"deepspeed": "0.18.2"}}, {}, ("deepspeed 0.18.2", "0.19.8")
+    ),
+    "transformers of a later major version": Case(
+        "versions.combination", WARNING, {"versions": STACK | {"transformers": "6.0.1"}}, {}, ("below 6", "pip check")
+    ),
+    "packages that contradict each other": Case(
+        "versions.combination",
+        WARNING,
+        {"conflicts": ("peft 0.21 wants accelerate>=2, installed is 1.15",)},
+        {},
+        ("peft 0.21 wants",),
+    ),
+    "two copies of deepspeed": Case(
+        "versions.copies",
+        WARNING,
+        {"copies": (Copies("deepspeed", ("0.19.8 in /a", "0.16.0 in /b")),)},
+        {},
+        ("deepspeed x 2", "0.16.0 in /b", "pip uninstall -y deepspeed"),
+    ),
+    "another NCCL than torch was built with": Case(
+        "versions.nccl", WARNING, {"versions": STACK | {"nccl": "2.30.7"}}, {}, ("2.30.7", "nvidia-nccl-cu12==2.28.9")
+    ),
+    "another NCCL in LD_LIBRARY_PATH": Case(
+        "versions.nccl", WARNING, {"nccl_libraries": ("/opt/nccl/libnccl.so.2.18",)}, {}, ("/opt/nccl", "hang")
+    ),
+    "an old glibc": Case("versions.system", WARNING, {"versions": STACK | {"glibc": "2.17"}}, {}, ("2.17", ">= 2.28")),
+    "a card that is newer than torch": Case(
+        "gpu.capability",
+        ERROR,
+        {
+            "gpus": (replace(HEALTHY.gpus[0], name="NVIDIA B200", capability=(10, 0)),),
+            "visible_gpus": (0,),
+            "versions": STACK | {"torch_cuda": "12.6"},
+        },
+        {"num_ranks": 1},
+        ("NVIDIA B200: 10.0", "< 10.0", "+cu128"),
+    ),
+    "memory errors of a card": Case(
+        "gpu.ecc", WARNING, sick(uncorrected_errors=2, rows_pending=True), {}, ("GPU 7: 2 uncorrected", "gpu-reset")
+    ),
+    "memory that cannot be mapped away": Case("gpu.ecc", ERROR, sick(rows_failed=True), {}, ("AntiAffinityNodeNames",)),
+    "a card that has fallen off the bus": Case(
+        "gpu.xid", WARNING, {}, {"xids": (("0000:3b:00", 79), ("0000:3b:00", 13))}, ("Xid 79 (0000:3b:00)",)
+    ),
+    "a hot card": Case("gpu.throttled", WARNING, sick(throttled=("temperature (hardware)",)), {}, ("GPU 7: temp",)),
+    "a card that nobody may use": Case("gpu.compute_mode", ERROR, sick(compute_mode="prohibited"), {}, ("-c DEFAULT",)),
+    "a link that is down": Case(
+        "gpu.nvlink", WARNING, sick(links=(10, 12)), {}, ("10 of 12, 12 of 12", "fabricmanager")
+    ),
+    "leftovers in shm": Case(
+        "shm.stale",
+        WARNING,
+        {"shm_stale": (Segment("nccl-AbCdEf", 10 * MIB), Segment("torch_7_1_0", 9 * MIB))},
+        {},
+        ("2 segment(s), 19 MiB", "rm /dev/shm/nccl-AbCdEf /dev/shm/torch_7_1_0"),
+    ),
+    "little memory may be locked for RDMA": Case(
+        "limits.memlock", ERROR, {"memlock_limit": 8 * MIB}, {}, ("8 MiB", "ibv_reg_mr", "EnableRDMA")
+    ),
+    "more workers than processors": Case(
+        "limits.cpus", WARNING, {"cpu": replace(HEALTHY.cpu, num_usable=16)}, {}, ("40 processes on 16", "workers: 3")
+    ),
+    "RDMA ports that are down": Case("net.rdma", ERROR, {"rdma_ports": rdma(*ROCE, active=False)}, {}, ("ibstat",)),
+    "RDMA devices that the container was not given": Case(
+        "net.rdma", WARNING, {"rdma_ports": rdma(*ROCE, verbs=())}, {}, ("uverbs", "Settings.EnableRDMA")
+    ),
+    "NCCL_IB_HCA names nothing": Case(
+        "net.rdma", ERROR, {}, {"env": {"NCCL_IB_HCA": "=mlx5_9"}}, ("NCCL_IB_HCA=", "mlx5_0")
+    ),
+    "NCCL_IB_GID_INDEX names an empty row": Case(
+        "net.rdma", ERROR, {}, {"env": {"NCCL_IB_GID_INDEX": "7"}}, ("empty row", "{NCCL_IB_GID_INDEX: 3}")
+    ),
+    "NCCL_IB_GID_INDEX is RoCE v1": Case(
+        "net.rdma", WARNING, {}, {"env": {"NCCL_IB_GID_INDEX": "2"}}, ("RoCE v1", "{NCCL_IB_GID_INDEX: 3}")
+    ),
+    "RDMA switched off": Case("net.rdma", WARNING, {}, {"env": {"NCCL_IB_DISABLE": "1"}}, ("a tenth",)),
     "skip names no check": Case("check.skip", WARNING, {}, {"skip": ("shm.sise",)}, ("shm.size",)),
 }
+
+
+SILENT_WHEN_IN_ORDER = {"gpu.lost", "disk.scratch", "versions.copies", "shm.stale"}
 
 
 def complaints(inputs: PreflightInputs) -> list[Finding]:
@@ -407,7 +498,7 @@ def test_every_check_has_a_case() -> None:
 def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWith) -> None:
     findings = run_checks(node_with())
     assert [finding for finding in findings if finding.severity is not Severity.OK] == []
-    assert {finding.id for finding in findings} == CHECKS.keys() - {"gpu.lost", "disk.scratch"}
+    assert {finding.id for finding in findings} == CHECKS.keys() - SILENT_WHEN_IN_ORDER
 
 
 @pytest.mark.parametrize(
@@ -467,6 +558,31 @@ def test_stays_silent(facts: dict[str, Any], inputs: dict[str, Any], node_with: 
 def test_storage_that_is_lost_and_not_shared_either(node_with: NodeWith) -> None:
     found = complaints(node_with({"mount": Mount("/", "overlay", "overlay", "rw")}))
     assert [finding.id for finding in found] == ["disk.durable", "disk.shared"]
+
+
+def test_the_versions_that_ftlaunch_is_made_for_are_those_of_pyproject() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+    wanted = dict(re.findall(r'^  "([a-z]+)(>=[\d.,<>=]+)",$', text, re.MULTILINE))
+    for package, (lowest, below) in TESTED.items():
+        assert wanted[package] == f">={lowest}" + (f",<{below}" if below else "")
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "capability", "fits"),
+    [
+        ("2.9.1", "12.8", (7, 0), True),
+        ("2.7.1", "12.8", (7, 0), False),
+        ("2.11.0", "12.8", (7, 0), False),
+        ("2.9.1", "12.6", (6, 1), True),
+        ("2.9.1", "12.6", (9, 0), True),
+        ("2.9.1", "12.6", (12, 0), False),
+        ("2.11.0", "13.0", (12, 1), True),
+        ("2.11.0", "13.0", (7, 5), True),
+    ],
+)
+def test_which_cards_a_wheel_has_kernels_for(torch: str, cuda: str, capability: tuple[int, int], fits: bool) -> None:
+    oldest, newest = kernels_of(torch, cuda)
+    assert (oldest <= capability and capability[0] <= newest[0]) is fits
 
 
 def test_a_skipped_check_says_nothing(node_with: NodeWith) -> None:
