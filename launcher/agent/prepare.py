@@ -44,6 +44,7 @@ class Prepared:
     plan: LaunchPlan
     findings: tuple[Finding, ...]
     overrides: tuple[str, ...] = ()
+    inputs: PreflightInputs | None = None  # of the findings; None on a head, and where nothing was checked
 
     @property
     def output_dir(self) -> Path:
@@ -102,10 +103,11 @@ def prepare(
     )
     # A head that is no node is not judged itself: it trains nothing.
     findings: tuple[Finding, ...] = ()
+    inputs = None
     if checks:
         inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
         findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
-    return Prepared(job, facts, plan, findings, tuple(overrides))
+    return Prepared(job, facts, plan, findings, tuple(overrides), inputs)
 
 
 def newest_manifest(output_dir: Path) -> Manifest | None:

@@ -10,6 +10,7 @@ from typing import Literal
 from launcher.config.model_files import ModelFiles
 from launcher.data.facts import DataFacts
 from launcher.host.facts import Disk, Gpu, HostFacts
+from launcher.preflight.cluster_facts import ClusterFacts, StepNeeds
 
 
 class Reader(Enum):
@@ -51,6 +52,8 @@ class PreflightInputs:
     data: tuple[DataFacts, ...] = ()
     model_files: ModelFiles | None = None
     xids: tuple[tuple[str, int], ...] | None = None  # in the kernel log: PCI address, number; None: not readable
+    cluster: ClusterFacts | None = None  # found out together with the other nodes
+    step_needs: StepNeeds | None = None
     platform: str = ""  # as `launcher/platforms` names it; empty: judged from `env` and `facts`
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.preflight import (
+    check_cluster,
     check_data,
     check_gpu_health,
     check_gpus,
@@ -349,6 +350,81 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "it is taken, and not by this run's own agent",
                 "",
                 "end its holder, or `cluster.agent_port`",
+            ),
+        ),
+    ),
+    (
+        "Several nodes",
+        (
+            Check(
+                "cluster.nodes",
+                check_cluster.check_nodes,
+                "which nodes came together for the check, within 10 s (`ftlaunch check` on each of them)",
+                "",
+                "some did not come",
+                "the same command on every node at about the same time",
+            ),
+            Check(
+                "cluster.same",
+                check_cluster.check_differences,
+                "versions, precision, ranks, job.yaml, cards, driver, kernel: which nodes differ",
+                "",
+                "they differ (what must be the same for a run is refused when the nodes meet)",
+                "one image, one driver, one kind of card",
+            ),
+            Check(
+                "cluster.clock",
+                check_cluster.check_clock,
+                "how far the nodes' clocks are apart",
+                "",
+                "more than 1 s",
+                "chrony or ntpd",
+            ),
+            Check(
+                "net.mtu",
+                check_cluster.check_mtu,
+                "the largest packet of each node's interface",
+                "",
+                "they differ",
+                "the smallest one for all",
+            ),
+            Check(
+                "net.reach",
+                check_cluster.check_reach,
+                "whether every node reaches every other on a port that the system chooses, as ranks do",
+                "a way is closed",
+                "",
+                "firewall, security group, NetworkPolicy, `cluster.interface`",
+            ),
+            Check(
+                "net.speed",
+                check_cluster.check_link,
+                "bandwidth (one TCP stream) and latency between pairs of nodes, in two rounds, of which the second "
+                "pairs the "
+                "slowest with the fastest; off with `check.speed: false`",
+                "",
+                "a node is slower than half of the median with both partners; more than 2 ms",
+                "leave the node out; nodes in one place",
+            ),
+            Check(
+                "net.scaling",
+                check_cluster.check_scaling,
+                "the bandwidth against what a step sums up and how long it takes (from an earlier start on one "
+                "node, or "
+                "forecast from the cards): several nodes against one, nothing overlapping; not where RDMA carries it",
+                "",
+                "less than 0.9 x the number of nodes",
+                "a faster network, more accumulation, lora, or one node",
+            ),
+            Check(
+                "disk.visible",
+                check_cluster.check_visible,
+                "whether, and how late, the other nodes see what the first one has written below output_dir (a "
+                "private file "
+                "that is removed again)",
+                "not at all, or not within 5 s",
+                "later than 1 s",
+                "the same volume at the same path; shorter caches",
             ),
         ),
     ),

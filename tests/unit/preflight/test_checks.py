@@ -12,15 +12,19 @@ import pytest
 from launcher.config.model_files import ModelFiles
 from launcher.data.scan import RECORD, ROLE, Fault
 from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm, StorageKind, StorageProbe
+from launcher.host.net_speed import PairSpeed
 from launcher.host.shm_segments import Segment
 from launcher.host.software import Copies
 from launcher.host.storage_probe import Failure
 from launcher.i18n import Text
+from launcher.preflight.check_cluster import bandwidth_for, best_of_each, forecast_gain, pairings
 from launcher.preflight.check_gpus import kernels_of
 from launcher.preflight.check_versions import TESTED
 from launcher.preflight.checks import CHECKS, run_checks
+from launcher.preflight.cluster_facts import ClusterFacts, NodeReport, StepNeeds
 from launcher.preflight.finding import Finding, Severity, worst
 from launcher.preflight.inputs import PreflightInputs, Reader
+from launcher.preflight.registry import GROUPS
 from tests.unit.preflight.conftest import DATA, GIB, HEALTHY, MODEL_FILES, ROCE, WELL, NodeWith, rdma
 
 MIB = 1 << 20
@@ -37,6 +41,22 @@ def without(*packages: str) -> dict[str, str]:
 def sick(**health: Any) -> dict[str, Any]:
     """The last card has something."""
     return {"gpus": (*HEALTHY.gpus[:7], replace(HEALTHY.gpus[7], health=replace(WELL, **health)))}
+
+
+def way(one: str, other: str, mb_per_s: float, latency_s: float = 1e-4) -> tuple[PairSpeed, ...]:
+    """Both directions."""
+    speed = mb_per_s * 1e6
+    return (PairSpeed(one, other, speed, latency_s), PairSpeed(other, one, speed, latency_s))
+
+
+def cluster(traits: dict[str, str] | None = None, clock_offset_s: float = 0.0, **facts: Any) -> ClusterFacts:
+    """Two nodes; the second differs."""
+    same = {"torch": "2.13.0", "MTU": "1500"}
+    nodes = (NodeReport("n0", "h0", same), NodeReport("n1", "h1", same | (traits or {}), (), clock_offset_s, 0.01))
+    return ClusterFacts(**{"num_wanted": 2, "nodes": nodes, "seen_after_s": {"n1": 0.01}} | facts)
+
+
+IN_ORDER = cluster(speeds=(*way("n0", "n1", 1000), *way("n1", "n0", 1000)))
 
 
 @dataclass(frozen=True)
@@ -456,10 +476,54 @@ CASES = {
         "net.rdma", WARNING, {}, {"env": {"NCCL_IB_GID_INDEX": "2"}}, ("RoCE v1", "{NCCL_IB_GID_INDEX: 3}")
     ),
     "RDMA switched off": Case("net.rdma", WARNING, {}, {"env": {"NCCL_IB_DISABLE": "1"}}, ("a tenth",)),
+    "a node that did not come": Case(
+        "cluster.nodes", WARNING, {}, {"cluster": cluster(num_wanted=3)}, ("2 of 3 nodes",)
+    ),
+    "a node with another torch": Case(
+        "cluster.same", WARNING, {}, {"cluster": cluster({"torch": "2.12.0"})}, ("torch: 2.13.0 (n0), 2.12.0 (n1)",)
+    ),
+    "packets of different sizes": Case("net.mtu", WARNING, {}, {"cluster": cluster({"MTU": "9000"})}, ("9000 (n1)",)),
+    "a clock that is off": Case(
+        "cluster.clock", WARNING, {}, {"cluster": cluster(clock_offset_s=-7.5)}, ("n1: -7.500 s", "chrony")
+    ),
+    "a way that is closed": Case(
+        "net.reach",
+        ERROR,
+        {},
+        {"cluster": cluster(unreachable=(("n1", "n0", "timed out"),))},
+        ("1 of 2 ways", "n1 -> n0: timed out", "security group"),
+    ),
+    "a folder that one node does not see": Case(
+        "disk.visible", ERROR, {}, {"cluster": cluster(unseen={"n1": "not there"})}, ("n1: not there", "DataSources")
+    ),
+    "a folder that is seen late": Case(
+        "disk.visible", WARNING, {}, {"cluster": cluster(seen_after_s={"n1": 3.0})}, ("after 3.00 s by n1", "acdirmax")
+    ),
+    "a node that is slow with everyone": Case(
+        "net.speed",
+        WARNING,
+        {},
+        {"cluster": cluster(speeds=(*way("n0", "n1", 10), *way("n0", "n2", 100), *way("n2", "n3", 100)))},
+        ("n1 (80 Mb/s)", "others 800 Mb/s", "AntiAffinityNodeNames"),
+    ),
+    "nodes that are far apart": Case(
+        "net.speed", WARNING, {}, {"cluster": cluster(speeds=way("n0", "n1", 100, latency_s=0.03))}, ("30.00 ms",)
+    ),
+    "a network that makes two nodes slower than one": Case(
+        "net.scaling",
+        WARNING,
+        {"rdma_ports": None},
+        {
+            "cluster": cluster(speeds=way("n0", "n1", 8)),
+            "step_needs": StepNeeds(16_000_000, 0.5, 2, "measured by an earlier start"),
+        },
+        ("64 Mb/s: 2 nodes at 0.4 x one node", "2.3 Gb/s for 1.8 x", "train on one node", "EnableRDMA"),
+    ),
     "skip names no check": Case("check.skip", WARNING, {}, {"skip": ("shm.sise",)}, ("shm.size",)),
 }
 
 
+OF_SEVERAL = {check.id for title, checks in GROUPS if title == "Several nodes" for check in checks}
 SILENT_WHEN_IN_ORDER = {"gpu.lost", "disk.scratch", "versions.copies", "shm.stale"}
 
 
@@ -498,7 +562,37 @@ def test_every_check_has_a_case() -> None:
 def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWith) -> None:
     findings = run_checks(node_with())
     assert [finding for finding in findings if finding.severity is not Severity.OK] == []
-    assert {finding.id for finding in findings} == CHECKS.keys() - SILENT_WHEN_IN_ORDER
+    assert {finding.id for finding in findings} == CHECKS.keys() - SILENT_WHEN_IN_ORDER - OF_SEVERAL
+
+
+def test_several_nodes_in_order(node_with: NodeWith) -> None:
+    needs = StepNeeds(16_000_000, 0.5, 2, "measured")
+    findings = run_checks(node_with({"rdma_ports": None}, cluster=IN_ORDER, step_needs=needs))
+    assert [finding for finding in findings if finding.severity is not Severity.OK] == []
+    assert {finding.id for finding in findings} >= OF_SEVERAL
+    with_rdma = run_checks(node_with(cluster=IN_ORDER, step_needs=needs))
+    assert "net.scaling" not in {finding.id for finding in with_rdma}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_two_rounds_of_pairs_clear_the_partner_of_a_slow_node(count: int) -> None:
+    names = [f"n{rank}" for rank in range(count)]
+
+    def speed(pair: tuple[str, str]) -> tuple[PairSpeed, ...]:
+        return way(*pair, 1 if "n1" in pair else 100)
+
+    first = [one for pair in pairings(names) for one in speed(pair)]
+    assert {name for one in first for name in (one.source, one.target)} == set(names)
+    second = [one for pair in pairings(names, best_of_each(first)) for one in speed(pair)]
+    best = best_of_each([*first, *second])
+    if count > 2:
+        assert {name for name in names if best[name] < 50e6} == {"n1"}
+
+
+def test_the_gain_of_more_nodes_is_what_the_ring_leaves() -> None:
+    needs = StepNeeds(gradient_bytes=100_000_000, step_s=1.0, world_size=4, source="")
+    assert forecast_gain(needs, 2, 150e6) == pytest.approx(1.0)  # 1.5 x 100 MB take as long as the step
+    assert forecast_gain(needs, 2, bandwidth_for(needs, 0.9)) == pytest.approx(1.8)
 
 
 @pytest.mark.parametrize(
