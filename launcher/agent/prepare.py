@@ -23,6 +23,7 @@ from launcher.data.facts import DataFacts
 from launcher.data.look import load_tokenizer_file, look_at_data
 from launcher.diagnose.evidence import read_kernel_lines
 from launcher.errors import unusable_folder
+from launcher.host.disk_speed import DiskSpeed, measure_disk
 from launcher.host.facts import HostFacts, StorageKind, read_host_facts
 from launcher.host.storage import read_disk
 from launcher.plan.launch_plan import LaunchPlan, make_plan
@@ -165,6 +166,7 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         num_dataloader_workers=int(config.training.get("dataloader_num_workers") or 0),
         device="cuda" if plan.device.value == "cuda" else "cpu",
         interface=network.interface,
+        interface_reason=network.reason,
         master_addr=network.master_addr,
         master_port=port,
         port_free=port_is_free(network.master_addr, port) if port is not None and listens_there else None,
@@ -187,6 +189,9 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         method=config.method,
         data=_look_at_data(config, model_files),
         model_files=model_files,
+        disk_speed=_disk_speed(config, plan.node_forecast.checkpoint_bytes),
+        checkpoint_bytes=plan.node_forecast.checkpoint_bytes,
+        grace_s=config.spot.grace_seconds,
         xids=xids_of(read_kernel_lines()) if facts.gpus else None,
         platform=plan.place.platform,
     )
@@ -200,6 +205,12 @@ def _look_at_data(config: JobConfig, files: ModelFiles | None) -> tuple[DataFact
     train = look_at_data("train", data.train, data.format, data.system_prompt, data.max_length, tokenizer)
     held_out = look_at_data("eval", data.eval, data.format, data.system_prompt, data.max_length, tokenizer)
     return tuple(facts for facts in (train, held_out) if facts is not None and facts.num_looked_at)
+
+
+def _disk_speed(config: JobConfig, checkpoint_bytes: int | None) -> DiskSpeed | None:
+    if not checkpoint_bytes or "disk.speed" in config.check.skip:
+        return None
+    return measure_disk(Path(config.output_dir), most_bytes=checkpoint_bytes)
 
 
 def _disk_needed(config: JobConfig, plan: LaunchPlan) -> int | None:

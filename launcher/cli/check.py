@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,8 +20,11 @@ from launcher.preflight.cluster_facts import ClusterFacts
 from launcher.preflight.finding import Finding, Severity, worst
 from launcher.preflight.table import render_table
 
+TOOK = Text("checked in {seconds} s; nothing was started", "检查用时 {seconds} 秒；未启动任何程序")
+
 
 def main(options: argparse.Namespace) -> int:
+    began = time.monotonic()
     prepared = prepare(options.config, options.set, os.environ, write=False)
     cluster = check_nodes_together(prepared, os.environ, say=_say)
     findings = _all_findings(prepared, cluster)
@@ -32,6 +36,7 @@ def main(options: argparse.Namespace) -> int:
             "refused": refused or unresumable is not None,
             "head_only": prepared.plan.is_head_only,
             "findings": [finding.to_json(os.environ) for finding in findings],
+            "seconds": round(time.monotonic() - began, 2),
             "cluster": cluster.to_json() if cluster else None,
             "resume": str(unresumable) if unresumable else prepared.resume_preview(),
         }
@@ -43,6 +48,7 @@ def main(options: argparse.Namespace) -> int:
                 "knows the hosts; run ftlaunch check on a node for the rest"
             )
         print(render_table(findings, os.environ))
+        print(TOOK.format(seconds=f"{time.monotonic() - began:.1f}").pick(os.environ))
     if refused:
         return int(ExitCode.REFUSED)
     if unresumable is not None:

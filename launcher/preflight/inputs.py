@@ -9,6 +9,7 @@ from typing import Literal
 
 from launcher.config.model_files import ModelFiles
 from launcher.data.facts import DataFacts
+from launcher.host.disk_speed import DiskSpeed
 from launcher.host.facts import Disk, Gpu, HostFacts
 from launcher.preflight.cluster_facts import ClusterFacts, StepNeeds
 
@@ -32,6 +33,7 @@ class PreflightInputs:
     num_dataloader_workers: int  # of each rank
     device: Literal["cuda", "cpu"]
     interface: str = "auto"  # towards the other nodes; "auto": nobody named one
+    interface_reason: str = ""  # why this one was taken
     master_addr: str = ""
     master_port: int | None = None
     port_free: bool | None = None  # None: this node does not listen there
@@ -52,6 +54,9 @@ class PreflightInputs:
     data: tuple[DataFacts, ...] = ()
     model_files: ModelFiles | None = None
     xids: tuple[tuple[str, int], ...] | None = None  # in the kernel log: PCI address, number; None: not readable
+    disk_speed: DiskSpeed | None = None  # of output_dir
+    checkpoint_bytes: int | None = None  # of one
+    grace_s: float = 0.0  # spot.grace_seconds
     cluster: ClusterFacts | None = None  # found out together with the other nodes
     step_needs: StepNeeds | None = None
     platform: str = ""  # as `launcher/platforms` names it; empty: judged from `env` and `facts`

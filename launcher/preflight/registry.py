@@ -277,6 +277,15 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
                 "free space, lower `checkpoint.keep`, another output_dir",
             ),
             Check(
+                "disk.speed",
+                check_mount.check_disk_speed,
+                "how fast output_dir takes a large file (0.4 s of writing, at most 256 MiB, made durable and removed), "
+                "against the size of a checkpoint and `spot.grace_seconds`",
+                "",
+                "one checkpoint takes longer than the grace period",
+                "faster storage, a longer grace period, more frequent checkpoints",
+            ),
+            Check(
                 "disk.scratch",
                 check_mount.check_disk_scratch,
                 "object mounts only: room on the node's own disk, where a checkpoint is made first",

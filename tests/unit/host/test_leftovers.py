@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from launcher.host.disk_speed import BLOCK_BYTES, measure_disk
 from launcher.host.shm_segments import YOUNG_S, find_stale
 from launcher.host.software import read_copies, read_nccl_libraries
 
@@ -32,6 +33,15 @@ def test_only_old_segments_of_known_libraries_that_nobody_holds(tmp_path: Path) 
         ]
     mapped.close()
     assert {s.name for s in find_stale(tmp_path)} == {"torch_77_123_0", "nccl-AbCdEf", "psm_mapped", "psm_open"}
+
+
+def test_the_speed_of_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    speed = measure_disk(tmp_path / "run", budget_s=0.02)
+    assert speed is not None
+    assert speed.written_bytes >= BLOCK_BYTES
+    assert speed.write_bytes_per_s > 1e6
+    assert list(tmp_path.iterdir()) == []
+    assert measure_disk(Path("/proc/run"), budget_s=0.02) is None
 
 
 def test_a_package_that_is_installed_twice(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.config.model_files import ModelFiles
 from launcher.data.facts import DataFacts
+from launcher.host.disk_speed import DiskSpeed
 from launcher.host.facts import Cpu, Disk, Gpu, GpuHealth, HostFacts, Memory, Mount, Nic, Shm, StorageKind, StorageProbe
 from launcher.host.rdma import Gid, Rdma, RdmaPort
 from launcher.preflight.inputs import PreflightInputs
@@ -131,6 +132,9 @@ def node_with() -> NodeWith:
             "data": (DATA,),
             "model_files": MODEL_FILES,
             "xids": (),
+            "disk_speed": DiskSpeed(256 << 20, 2.0e9, 3.0e9),
+            "checkpoint_bytes": 10 * GIB,
+            "grace_s": 25.0,
             "platform": "dlc",
         }
         return PreflightInputs(facts=dataclasses.replace(HEALTHY, **(facts or {})), **asked | inputs)

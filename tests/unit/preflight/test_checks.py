@@ -11,6 +11,7 @@ import pytest
 
 from launcher.config.model_files import ModelFiles
 from launcher.data.scan import RECORD, ROLE, Fault
+from launcher.host.disk_speed import DiskSpeed
 from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm, StorageKind, StorageProbe
 from launcher.host.net_speed import PairSpeed
 from launcher.host.shm_segments import Segment
@@ -519,6 +520,13 @@ CASES = {
         },
         ("64 Mb/s: 2 nodes at 0.4 x one node", "2.3 Gb/s for 1.8 x", "train on one node", "EnableRDMA"),
     ),
+    "storage that is slower than the notice is long": Case(
+        "disk.speed",
+        WARNING,
+        {},
+        {"disk_speed": DiskSpeed(1 << 20, 100e6, None)},
+        ("write 95.4 MiB/s", "10 GiB within 25 s", "about 107 s", "TerminationGracePeriodSeconds"),
+    ),
     "skip names no check": Case("check.skip", WARNING, {}, {"skip": ("shm.sise",)}, ("shm.size",)),
 }
 
@@ -677,6 +685,13 @@ def test_the_versions_that_ftlaunch_is_made_for_are_those_of_pyproject() -> None
 def test_which_cards_a_wheel_has_kernels_for(torch: str, cuda: str, capability: tuple[int, int], fits: bool) -> None:
     oldest, newest = kernels_of(torch, cuda)
     assert (oldest <= capability and capability[0] <= newest[0]) is fits
+
+
+def test_other_interfaces_are_told_with_the_reason(node_with: NodeWith) -> None:
+    nics = (*HEALTHY.nics, replace(HEALTHY.nics[1], name="eth3", ipv4=("10.3.0.5",)))
+    findings = run_checks(node_with({"nics": nics}, interface_reason="the route to n0"))
+    (found,) = [finding for finding in findings if finding.id == "net.interface"]
+    assert found.measured == "eth0 10.1.0.5, fe80::5 by the route to n0, not eth3 (10.3.0.5)"
 
 
 def test_a_skipped_check_says_nothing(node_with: NodeWith) -> None:
