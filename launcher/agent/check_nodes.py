@@ -36,6 +36,8 @@ def check_nodes_together(
             output_dir=prepared.output_dir.absolute(),
             token=config.cluster.token or environ.get(TOKEN_VARIABLE, "").strip() or _drawn_token(prepared.output_dir),
             has_speed=config.check.speed,
+            backend_device=inputs.device if "torch" in prepared.facts.versions else "",
+            interface=plan.network.interface,
         )
     )
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +32,7 @@ MEET_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 10.0  # of one command; the longest is a test of speed in two directions
 SEEN_WITHIN_S = 5.0
 SPEED_SECONDS = 1.0  # of each direction, in each of the two rounds
+SUM_SECONDS, SUM_WITHIN_S = 2.0, 12.0  # of all-reduce; with the imports before it
 MARK_PREFIX = ".ftlaunch-check-"
 _CLOCK_ROUNDS = 7
 _RETRY_S = 0.1
@@ -49,6 +53,8 @@ class Together:
     output_dir: Path
     token: str
     has_speed: bool = True
+    backend_device: str = ""  # "cuda" or "cpu": all-reduce is tried there; "" where the training stack is not installed
+    interface: str = ""  # for gloo
     meet_within_s: float = MEET_WITHIN_S
     speed_seconds: float = SPEED_SECONDS
 
@@ -156,7 +162,8 @@ def _find_out(part: Together, peers: dict[str, _Peer]) -> ClusterFacts:
     )
     unseen, seen_after_s = _visibility(part, peers)
     speeds = _speeds(part, peers, {(source, target) for source, target, _ in unreachable}) if part.has_speed else ()
-    return ClusterFacts(part.num_wanted, tuple(reports), unreachable, unseen, seen_after_s, speeds)
+    summed = _all_reduce(part, peers) if part.has_speed and part.backend_device and not unreachable else None
+    return ClusterFacts(part.num_wanted, tuple(reports), unreachable, unseen, seen_after_s, speeds, summed)
 
 
 def _with_clock(peer: _Peer) -> NodeReport:
@@ -218,6 +225,45 @@ def _speeds(part: Together, peers: dict[str, _Peer], closed: set[tuple[str, str]
     return tuple(speeds)
 
 
+def _all_reduce(part: Together, peers: dict[str, _Peer]) -> float | None:
+    """Algorithm bandwidth of one rank a node in bytes a second; None where one of them could not take part."""
+    with closing(socket.create_server((part.host_ip, 0))) as free:
+        port = free.getsockname()[1]
+    ranks = {name: rank for rank, name in enumerate(peers)}  # this node is the first
+
+    def command(name: str) -> dict[str, Any]:
+        place = {"rank": ranks[name], "world_size": len(ranks), "master": part.host_ip, "port": port}
+        return {"command": "sum", "request": {**place, "seconds": SUM_SECONDS}}
+
+    answers = _ask_all(peers, command, part)
+    found = [answer.get("bytes_per_s") for answer in answers.values()]
+    return min((float(speed) for speed in found if speed), default=None) if all(found) else None
+
+
+def _sum(request: Mapping[str, Any], part: Together) -> dict[str, Any]:
+    """This node's rank of the test, in a process of its own, which is gone when this returns."""
+    if not part.backend_device:
+        return {}
+    environ = dict(os.environ)
+    if part.interface:
+        environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
+        environ.setdefault("NCCL_SOCKET_IFNAME", part.interface)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher.train.allreduce_probe"],
+            input=json.dumps({**request, "device": part.backend_device}).encode(),
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SUM_WITHIN_S,
+            check=True,
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}  # without it the forecast is made from the pairs
+    return answer if isinstance(answer, dict) else {}
+
+
 def _ask_all(
     peers: Mapping[str, _Peer], command: Callable[[str], dict[str, Any]], part: Together
 ) -> dict[str, dict[str, Any]]:
@@ -230,7 +276,7 @@ def _ask_all(
         if peer.line is None:
             return {}
         try:
-            return peer.line.ask(ANSWER_WITHIN_S + SEEN_WITHIN_S, **message)
+            return peer.line.ask(SUM_WITHIN_S + SEEN_WITHIN_S, **message)
         except (OSError, ValueError):
             peer.line = None
             return {}
@@ -248,7 +294,7 @@ def _follow(part: Together, address: SpeedAddress) -> ClusterFacts:
     with closing(_knock(part)) as line:
         line.send(report=asdict(part.report), address=asdict(address))
         while True:
-            message = line.receive(part.meet_within_s + 4 * ANSWER_WITHIN_S)
+            message = line.receive(part.meet_within_s + SUM_WITHIN_S + 4 * ANSWER_WITHIN_S)
             if message.get("command") == "end":
                 return ClusterFacts.from_json(message["facts"])
             line.send(**_obey(message, part))
@@ -283,6 +329,8 @@ def _obey(message: Mapping[str, Any], part: Together) -> dict[str, Any]:
         except OSError:
             return {}
         return {"speed": asdict(speed)}
+    if command == "sum":
+        return _sum(message["request"], part)
     return {}
 
 

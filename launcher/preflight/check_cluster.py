@@ -206,10 +206,16 @@ def check_link(inputs: PreflightInputs) -> tuple[Finding, ...]:
 def check_scaling(inputs: PreflightInputs) -> tuple[Finding, ...]:
     """What the network lets several nodes gain over one."""
     cluster, needs = inputs.cluster, inputs.step_needs
-    if cluster is None or not cluster.speeds or needs is None or _uses_rdma(inputs):
+    if cluster is None or not cluster.speeds or needs is None:
         return ()
     nodes = len(cluster.nodes)
-    bandwidth = min(best_of_each(cluster.speeds).values())
+    if cluster.summed_bytes_per_s is not None:
+        # What all-reduce reached in the link of each node: the ring of one rank a node sends 2 (N - 1) / N.
+        bandwidth = 2 * (nodes - 1) / nodes * cluster.summed_bytes_per_s
+    elif _uses_rdma(inputs):
+        return ()
+    else:
+        bandwidth = min(best_of_each(cluster.speeds).values())
     gain = forecast_gain(needs, nodes, bandwidth)
     wanted = bandwidth_for(needs, EFFICIENCY_WANTED)
     target = EFFICIENCY_WANTED * nodes

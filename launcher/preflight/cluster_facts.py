@@ -33,6 +33,7 @@ class ClusterFacts:
     unseen: Mapping[str, str] = field(default_factory=dict)
     seen_after_s: Mapping[str, float] = field(default_factory=dict)
     speeds: tuple[PairSpeed, ...] = ()
+    summed_bytes_per_s: float | None = None  # of all-reduce over the job's backend, one rank a node
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class ClusterFacts:
             unseen=raw["unseen"],
             seen_after_s=raw["seen_after_s"],
             speeds=tuple(PairSpeed(**speed) for speed in raw["speeds"]),
+            summed_bytes_per_s=raw["summed_bytes_per_s"],
             seconds=raw["seconds"],
         )
 

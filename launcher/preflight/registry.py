@@ -418,9 +418,11 @@ GROUPS: tuple[tuple[str, tuple[Check, ...]], ...] = (
             Check(
                 "net.scaling",
                 check_cluster.check_scaling,
-                "the bandwidth against what a step sums up and how long it takes (from an earlier start on one "
-                "node, or "
-                "forecast from the cards): several nodes against one, nothing overlapping; not where RDMA carries it",
+                "what all-reduce over the job's backend (gloo, NCCL; one rank a node) reaches, or else the slowest "
+                "pair, "
+                "against what a step sums up and how long it takes (from an earlier start on one node, or forecast "
+                "from "
+                "the cards): several nodes against one, nothing overlapping",
                 "",
                 "less than 0.9 x the number of nodes",
                 "a faster network, more accumulation, lora, or one node",

@@ -74,4 +74,5 @@ def test_two_nodes_at_50_mbit_are_forecast_to_be_slower_than_one(two: TestCluste
         assert scaling["severity"] == "warning"
         mbit = float(scaling["measured"].split(" Mb/s")[0])
         assert 37.5 < mbit < 62.5, scaling
+        assert document["cluster"]["summed_bytes_per_s"] is not None
         assert "2 nodes would run at 0." in scaling["message"]

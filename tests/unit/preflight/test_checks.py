@@ -578,6 +578,13 @@ def test_several_nodes_in_order(node_with: NodeWith) -> None:
     findings = run_checks(node_with({"rdma_ports": None}, cluster=IN_ORDER, step_needs=needs))
     assert [finding for finding in findings if finding.severity is not Severity.OK] == []
     assert {finding.id for finding in findings} >= OF_SEVERAL
+    summed = replace(IN_ORDER, summed_bytes_per_s=8e6)
+    (slow,) = [
+        finding
+        for finding in run_checks(node_with(cluster=summed, step_needs=needs))
+        if finding.severity is not Severity.OK
+    ]
+    assert slow.measured == "64 Mb/s: 2 nodes at 0.4 x one node"
     with_rdma = run_checks(node_with(cluster=IN_ORDER, step_needs=needs))
     assert "net.scaling" not in {finding.id for finding in with_rdma}
 
