@@ -12,14 +12,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the scripts belong to this checkout, installed or not
 
-from launcher.preflight.registry import GROUPS, Check  # noqa: E402
+from launcher.preflight.check import Check  # noqa: E402
+from launcher.preflight.registry import GROUPS  # noqa: E402
 
 TARGET = ROOT / "docs" / "checks.md"
 
 HEAD = """\
 # Checks
 
-Written by `scripts/gen_check_docs.py` from `launcher/preflight/registry.py`; do not edit this page.
+Written by `scripts/gen_check_docs.py` from `launcher/preflight/registry_*.py`; do not edit this page.
 
 What preflight looks at before a run, and what `ftlaunch check` shows. "Refuses" is an error: the start ends with exit
 code 3. "Warns" is shown and training starts. Each finding has the measured value, the bound and the way out for your

@@ -63,6 +63,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
     ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
+        backend.no_truncation()  # both are set anew by each call: what the last one left says nothing
+        backend.no_padding()
         parts.append(backend.to_str())
     else:
         parts += [

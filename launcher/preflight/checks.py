@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.i18n import Text
+from launcher.preflight.check import Check
 from launcher.preflight.finding import Finding, Severity
 from launcher.preflight.inputs import PreflightInputs
-from launcher.preflight.registry import GROUPS, Check
+from launcher.preflight.registry import GROUPS
 
 CHECKS: Mapping[str, Check] = MappingProxyType({check.id: check for _, checks in GROUPS for check in checks})
 
