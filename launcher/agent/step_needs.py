@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from launcher.agent.events import read_json_lines
 from launcher.agent.prepare import Prepared
@@ -65,8 +66,13 @@ def measured_step_s(output_dir: Path) -> float | None:
     files = list((output_dir / "ftlaunch" / "events").glob("*.jsonl"))
     if len(files) != 1:
         return None
+    return step_s_of(read_json_lines(files[0]))
+
+
+def step_s_of(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """From the attempt with the most steps between its first and its last checkpoint."""
     saved: dict[int, list[tuple[float, int]]] = {}
-    for event in read_json_lines(files[0]):
+    for event in events:
         if event.get("event") == "checkpoint_saved":
             at_s = datetime.fromisoformat(str(event["t"]).replace("Z", "+00:00")).timestamp()
             saved.setdefault(int(event["gen"]), []).append((at_s, int(event["step"])))
