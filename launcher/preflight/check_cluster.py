@@ -51,7 +51,7 @@ def check_differences(inputs: PreflightInputs) -> tuple[Finding, ...]:
     differ = {name: groups for name, groups in found.items() if len(groups) > 1 and name != "MTU"}
     bound = "the same on every node"
     if not differ:
-        return (Finding("cluster.same", Severity.OK, ", ".join(names), bound, Text("the same", "一致")),)
+        return (Finding("cluster.same", Severity.OK, f"{len(names)} traits compared", bound, Text("the same", "一致")),)
     shown = "; ".join(f"{name}: {_shown_groups(groups)}" for name, groups in differ.items())
     message = Text(f"the nodes differ: {shown}", f"各节点不一致：{shown}")
     remedy = Text(
