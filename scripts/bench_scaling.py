@@ -2,9 +2,9 @@
 
     sudo .venv/bin/python scripts/bench_scaling.py MODEL_FOLDER [--mbit 50]
 
-LoRA on CPUs, one rank a node; a model of some 100 million parameters is enough (SmolLM2-135M). Nodes are network namespaces of this machine, shaped by tc; they share
-its processors, so that a step on one node is measured with the other one idle. Exit code 1 where forecast and
-measurement differ by more than a quarter.
+LoRA on CPUs, one rank a node; a model of some 100 million parameters is enough (SmolLM2-135M). Nodes are network
+namespaces of this machine, shaped by tc; they share its processors, so that a step on one node is measured with the
+other one idle. Exit code 1 where forecast and measurement differ by more than a quarter.
 """
 
 from __future__ import annotations
