@@ -6,6 +6,7 @@ key says so, and its digest is compared with what is read. `meta.json` is writte
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import xxhash
@@ -98,14 +99,12 @@ class PreparedWriter:
     def finish(self, *, num_truncated: int, report: dict[str, Any]) -> EncodedDataset:
         """Everything durable, then `meta.json`; earlier files of this set are removed."""
         for stream in self._streams.values():
-            stream.flush()
-            os.fsync(stream.fileno())
+            _make_durable(stream)
             stream.close()
         offsets = np.concatenate([np.zeros(1, np.int64), *self._ends]).astype("<i8")
         with (self._folder / self._names["offsets"]).open("wb") as stream:
             stream.write(offsets.data)
-            stream.flush()
-            os.fsync(stream.fileno())
+            _make_durable(stream)
         dataset = _open(self._folder, self._names, len(offsets) - 1, int(offsets[-1]), num_truncated, mapped=True)
         meta = {
             "v": FORMAT,
@@ -152,7 +151,10 @@ def _open(
         path = folder / Path(names[kind]).name
         if path.stat().st_size != count * np.dtype(dtype).itemsize:
             raise ValueError(f"{path} has another size")
-        return np.memmap(path, dtype, "r", shape=(count,)) if mapped and count else np.fromfile(path, dtype)
+        if mapped and count:
+            with contextlib.suppress(OSError):  # some mounts map nothing
+                return np.memmap(path, dtype, "r", shape=(count,))
+        return np.fromfile(path, dtype)
 
     return EncodedDataset(
         read("input_ids", "<i4", num_tokens),
@@ -160,6 +162,12 @@ def _open(
         read("offsets", "<i8", num_samples + 1),
         num_truncated,
     )
+
+
+def _make_durable(stream: IO[bytes]) -> None:
+    stream.flush()
+    with contextlib.suppress(OSError):  # object mounts have no fsync: closing is what counts there
+        os.fsync(stream.fileno())
 
 
 def _write_last(path: Path, text: str) -> None:
