@@ -107,10 +107,13 @@ def step_needs(
     if not step_s:
         return None
     one_sum = trained * bytes_of_weight(precision)
+    # DeepSpeed's ZeRO 1 and 2 sum whole buckets and then gather the weights that each rank has updated; a gather sends
+    # half of what a sum does.
+    gathered = one_sum // 2 if zero_stage in (1, 2) else 0
     if zero_stage == 3:
         one_sum += model.num_parameters * bytes_of_weight(precision)
     times = accumulation if zero_stage >= 2 else 1
-    return StepNeeds(one_sum * times, step_s, world_size, source)
+    return StepNeeds(one_sum * times + gathered, step_s, world_size, source)
 
 
 def _computed_step_s(

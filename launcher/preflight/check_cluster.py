@@ -222,9 +222,11 @@ def check_scaling(inputs: PreflightInputs) -> tuple[Finding, ...]:
     measured = f"{_bits(bandwidth)}: {nodes} nodes at {gain:.2g} x one node"
     bound = f"{_bits(wanted)} for {target:.2g} x"
     what = Text(
-        f"a step sums {needs.gradient_bytes / 2**20:.0f} MiB of gradients over {needs.world_size} ranks and takes "
+        f"a step sums {needs.gradient_bytes / 2**20:.0f} MiB (gradients, gathered weights) over {needs.world_size} "
+        "ranks and takes "
         f"{needs.step_s:.2g} s on one node ({needs.source})",
-        f"每步要在 {needs.world_size} 个 rank 间汇总 {needs.gradient_bytes / 2**20:.0f} MiB 梯度，单节点每步约 "
+        f"每步要在 {needs.world_size} 个 rank 间汇总 {needs.gradient_bytes / 2**20:.0f} MiB（梯度及聚合的权重），"
+        "单节点每步约 "
         f"{needs.step_s:.2g} 秒（{needs.source}）",
     )
     if gain >= target or bandwidth >= wanted:

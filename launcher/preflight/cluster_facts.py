@@ -58,7 +58,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """gradient_bytes: of one rank, which all ranks sum up in every optimizer step. step_s: what a step takes on one
+    """gradient_bytes: what all ranks sum up in an optimizer step; what they gather counts by what it sends. step_s: what a step takes on one
     node, without the network; `source` says how that is known."""
 
     gradient_bytes: int

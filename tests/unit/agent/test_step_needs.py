@@ -35,11 +35,12 @@ def needs(method: str = "full", model: ModelFacts = MODEL, **changes: Any) -> An
 
 def test_full_fine_tuning_on_cards() -> None:
     found = needs()
-    assert found.gradient_bytes == 14_000_000_000  # once a step
+    assert found.gradient_bytes == 14_000_000_000 + 7_000_000_000  # summed once a step, and the weights gathered
+    assert needs(zero_stage=0).gradient_bytes == 14_000_000_000
     assert found.step_s == pytest.approx(6 * 7e9 * 4000 / (989e12 * 0.4))
-    assert needs(zero_stage=2).gradient_bytes == 4 * 14_000_000_000  # after each micro-batch
+    assert needs(zero_stage=2).gradient_bytes == 4 * 14_000_000_000 + 7_000_000_000  # summed after each micro-batch
     assert needs(zero_stage=3).gradient_bytes == 8 * 14_000_000_000  # and the weights
-    assert needs("lora").gradient_bytes == 140_000_000
+    assert needs("lora").gradient_bytes == 210_000_000
     assert needs(measured_step_s=2.0).step_s == 2.0
 
 
