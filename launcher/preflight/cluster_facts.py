@@ -58,8 +58,8 @@ class ClusterFacts:
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """gradient_bytes: what all ranks sum up in an optimizer step; what they gather counts by what it sends. step_s: what a step takes on one
-    node, without the network; `source` says how that is known."""
+    """gradient_bytes: what all ranks sum up in an optimizer step; what they gather counts by what it sends. step_s:
+    what a step takes on one node, without the network; `source` says how that is known."""
 
     gradient_bytes: int
     step_s: float
