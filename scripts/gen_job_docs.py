@@ -92,7 +92,7 @@ NOTES: Mapping[str, str] = {
     "data.packing": "A row is then what `per_device_train_batch_size` counts; evaluation takes single samples. Models "
     "that cannot keep the samples of a row apart are refused, as is flash attention with more than one row a batch",
     "training": "See [below](#training)",
-    "check.skip": "The ids are in [preflight.md](preflight.md)",
+    "check.skip": "The ids are in [checks.md](checks.md)",
     "output_dir": "See [output-folder.md](output-folder.md)",
     "sample_questions": "Greedy, 80 tokens; not asked with ZeRO-3",
 }

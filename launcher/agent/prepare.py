@@ -17,8 +17,13 @@ from launcher.checkpoint.manifest import Manifest
 from launcher.checkpoint.verify import list_checkpoints, verify_checkpoint
 from launcher.config.inputs import check_inputs
 from launcher.config.load import LoadedJob, load_job
+from launcher.config.model_files import ModelFiles, read_model_files
 from launcher.config.models import ClusterConfig, JobConfig
+from launcher.data.facts import DataFacts
+from launcher.data.look import load_tokenizer_file, look_at_data
+from launcher.diagnose.evidence import read_kernel_lines
 from launcher.errors import unusable_folder
+from launcher.host.disk_speed import DiskSpeed, measure_disk
 from launcher.host.facts import HostFacts, StorageKind, read_host_facts
 from launcher.host.storage import read_disk
 from launcher.plan.launch_plan import LaunchPlan, make_plan
@@ -26,6 +31,7 @@ from launcher.plan.model_facts import ModelFacts, read_model_facts
 from launcher.plan.network import choose_network, hosts_of
 from launcher.platforms.detect import Asked, detect_place, refuse_nesting
 from launcher.platforms.outside import real_outside
+from launcher.preflight.check_gpu_health import xids_of
 from launcher.preflight.check_hosts import check_hosts
 from launcher.preflight.checks import run_checks
 from launcher.preflight.finding import Finding
@@ -39,6 +45,7 @@ class Prepared:
     plan: LaunchPlan
     findings: tuple[Finding, ...]
     overrides: tuple[str, ...] = ()
+    inputs: PreflightInputs | None = None  # of the findings; None on a head, and where nothing was checked
 
     @property
     def output_dir(self) -> Path:
@@ -72,9 +79,11 @@ def prepare(
     *,
     write: bool,
     job: LoadedJob | None = None,
+    checks: bool = True,
 ) -> Prepared:
-    """`job`: loaded already. Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what
-    this node cannot do."""
+    """`job`: loaded already. `checks`: False finds nothing, and does not look at data and model.
+
+    Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what this node cannot do."""
     refuse_nesting(environ)
     job = job or load_job(config, overrides, environ)
     check_inputs(job, write=write)
@@ -94,9 +103,12 @@ def prepare(
         earlier.batch_of_run if earlier else None,
     )
     # A head that is no node is not judged itself: it trains nothing.
-    inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
-    findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
-    return Prepared(job, facts, plan, findings, tuple(overrides))
+    findings: tuple[Finding, ...] = ()
+    inputs = None
+    if checks:
+        inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
+        findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
+    return Prepared(job, facts, plan, findings, tuple(overrides), inputs)
 
 
 def newest_manifest(output_dir: Path) -> Manifest | None:
@@ -147,12 +159,14 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
     # The first attempt's port; of several nodes, the first one of the list is the one that leads it.
     listens_there = port is not None and (plan.num_nodes == 1 or plan.place.node_rank == 0)
     agent_port = plan.meeting.agent_port if plan.meeting else None
+    model_files = read_model_files(config.model, {**environ, **config.env}) if config.model else None
     return PreflightInputs(
         facts=facts,
         num_ranks=plan.num_ranks.value,
         num_dataloader_workers=int(config.training.get("dataloader_num_workers") or 0),
         device="cuda" if plan.device.value == "cuda" else "cpu",
         interface=network.interface,
+        interface_reason=network.reason,
         master_addr=network.master_addr,
         master_port=port,
         port_free=port_is_free(network.master_addr, port) if port is not None and listens_there else None,
@@ -173,8 +187,30 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
         skip=tuple(config.check.skip),
         num_nodes=plan.num_nodes,
         method=config.method,
+        data=_look_at_data(config, model_files),
+        model_files=model_files,
+        disk_speed=_disk_speed(config, plan.node_forecast.checkpoint_bytes),
+        checkpoint_bytes=plan.node_forecast.checkpoint_bytes,
+        grace_s=config.spot.grace_seconds,
+        xids=xids_of(read_kernel_lines()) if facts.gpus else None,
         platform=plan.place.platform,
     )
+
+
+def _look_at_data(config: JobConfig, files: ModelFiles | None) -> tuple[DataFacts, ...]:
+    data = config.data
+    if data is None:
+        return ()
+    tokenizer = load_tokenizer_file(Path(files.tokenizer_file) if files and files.tokenizer_file else None)
+    train = look_at_data("train", data.train, data.format, data.system_prompt, data.max_length, tokenizer)
+    held_out = look_at_data("eval", data.eval, data.format, data.system_prompt, data.max_length, tokenizer)
+    return tuple(facts for facts in (train, held_out) if facts is not None and facts.num_looked_at)
+
+
+def _disk_speed(config: JobConfig, checkpoint_bytes: int | None) -> DiskSpeed | None:
+    if not checkpoint_bytes or "disk.speed" in config.check.skip:
+        return None
+    return measure_disk(Path(config.output_dir), most_bytes=checkpoint_bytes)
 
 
 def _disk_needed(config: JobConfig, plan: LaunchPlan) -> int | None:

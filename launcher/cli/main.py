@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what would be done, changing nothing: settings with origin, environment, files, memory",
     ),
     "schema": ("launcher.cli.schema", "JSON Schema of job.yaml, for editors"),
-    "prepare": (LATER, "tokenise and check the data once (not in this version)"),
+    "prepare": ("launcher.cli.prepare", "tokenise and check all data once; later starts load the result"),
     "diagnose": ("launcher.cli.diagnose", "cause, proof and remedy from logs, a run folder or an incident bundle"),
     "status": ("launcher.cli.status", "where a run stands, live or afterwards"),
     "checkpoints": ("launcher.cli.checkpoints", "the checkpoints, which are whole, which one a start resumes from"),
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "submit": (LATER, "submit to DLC, Kubernetes or Slurm (not in this version)"),
 }
 _WITH_JOB = ("run", "check", "plan", "prepare", "submit")
-_WITH_JSON = ("run", "check", "plan", "schema", "diagnose", "status", "checkpoints")
+_WITH_JSON = ("run", "check", "plan", "schema", "prepare", "diagnose", "status", "checkpoints")
 
 EPILOG = """\
 exit codes:

@@ -22,7 +22,7 @@ from launcher.preflight.finding import show_bytes
 
 
 def main(options: argparse.Namespace) -> int:
-    prepared = prepare(options.config, options.set, os.environ, write=False)
+    prepared = prepare(options.config, options.set, os.environ, write=False, checks=False)
     if options.json:
         print(json.dumps(to_json(prepared), ensure_ascii=False, indent=2, default=str))
     else:

@@ -283,6 +283,9 @@ class CheckConfig(Section):
     """Preflight."""
 
     skip: list[NonBlank] = Field(default=[], description="Findings to leave out, by their id", examples=[["shm.size"]])
+    speed: bool = Field(
+        default=True, description="With several nodes ftlaunch check measures bandwidth and latency between them"
+    )
 
 
 class KillDrill(Section):

@@ -3,6 +3,7 @@ lists."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,19 +61,15 @@ def encode_record(record: Record, tokenizer: Any, *, train_on_prompt: bool) -> t
         if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
         return ids, list(ids)
-    messages = [{"role": turn.role, "content": turn.content} for turn in record.turns]
+    messages = _messages(record)
     if not getattr(tokenizer, "chat_template", None):
         return _encode_plain(tokenizer, messages, train_on_prompt=train_on_prompt)
     full = _template_ids(tokenizer, messages, add_generation_prompt=False)
-    if train_on_prompt:
-        return full, list(full)
-    prompt = _template_ids(tokenizer, messages[:-1], add_generation_prompt=True)
-    if full[: len(prompt)] != prompt:
-        raise DataError(
-            f"{record.source}:{record.line}: the tokenizer's chat template renders the prompt differently once the "
-            "answer is there, so the answer's place is unknown; use data.train_on_prompt: true or another template"
-        )
-    return full, [IGNORED_LABEL] * len(prompt) + full[len(prompt) :]
+    prompt = None if train_on_prompt else _template_ids(tokenizer, messages[:-1], add_generation_prompt=True)
+    labelled = _labelled(record, full, prompt)
+    if isinstance(labelled, DataError):
+        raise labelled
+    return labelled
 
 
 def encode_dataset(
@@ -101,6 +98,40 @@ def encode_dataset(
     return EncodedDataset(np.concatenate(ids_parts), labels_flat, offsets, num_truncated)
 
 
+def encode_batch(
+    records: Sequence[Record], tokenizer: Any, *, train_on_prompt: bool
+) -> list[tuple[list[int], list[int]] | DataError]:
+    """What `encode_record` gives for each record, several times faster: the tokenizer gets all texts at once. An error
+    stands in the place of its record."""
+    results: list[tuple[list[int], list[int]] | DataError | None] = [None] * len(records)
+    with_template: list[int] = []
+    for place, record in enumerate(records):
+        if record.text or not getattr(tokenizer, "chat_template", None):
+            results[place] = encode_record(record, tokenizer, train_on_prompt=train_on_prompt)
+        else:
+            with_template.append(place)
+    asked = [_messages(records[place]) for place in with_template]
+    whole = _render_all(tokenizer, asked, add_generation_prompt=False)
+    prompts = (
+        [None] * len(whole)
+        if train_on_prompt
+        else _render_all(tokenizer, [messages[:-1] for messages in asked], add_generation_prompt=True)
+    )
+    texts = [text for text in (*whole, *prompts) if isinstance(text, str)]
+    encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    whole_ids, prompt_ids = (
+        [list(next(encoded)) if isinstance(text, str) else text for text in part] for part in (whole, prompts)
+    )
+    for place, full, prompt in zip(with_template, whole_ids, prompt_ids, strict=True):
+        record = records[place]
+        error = next((part for part in (full, prompt) if isinstance(part, Exception)), None)
+        if isinstance(full, list) and not isinstance(prompt, (str, Exception)):
+            results[place] = _labelled(record, full, prompt)
+        else:
+            results[place] = DataError(f"{record.source}:{record.line}: the chat template refuses it: {error}")
+    return [result for result in results if result is not None]
+
+
 def plain_prompt(messages: Sequence[dict[str, str]]) -> str:
     """The prompt for a model without a chat template: `role: content` lines, and the beginning of the answer."""
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
@@ -120,6 +151,49 @@ def _encode_plain(
     return ids, list(ids) if train_on_prompt else [IGNORED_LABEL] * len(prompt) + answer
 
 
+def _labelled(record: Record, full: list[int], prompt: list[int] | None) -> tuple[list[int], list[int]] | DataError:
+    """`prompt`: what is not learned of `full`; None learns everything."""
+    if prompt is None:
+        return full, list(full)
+    if full[: len(prompt)] != prompt:
+        return DataError(
+            f"{record.source}:{record.line}: the tokenizer's chat template renders the prompt differently once the "
+            "answer is there, so the answer's place is unknown; use data.train_on_prompt: true or another template"
+        )
+    return full, [IGNORED_LABEL] * len(prompt) + full[len(prompt) :]
+
+
 def _template_ids(tokenizer: Any, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    text = _rendered(tokenizer, messages, add_generation_prompt=add_generation_prompt)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _messages(record: Record) -> list[dict[str, str]]:
+    return [{"role": turn.role, "content": turn.content} for turn in record.turns]
+
+
+def _render_all(
+    tokenizer: Any, conversations: list[list[dict[str, str]]], *, add_generation_prompt: bool
+) -> list[str | Exception]:
+    """All at once, which is faster; one by one where the template refuses some. An empty conversation (the prompt of
+    a lone answer) is for the slow way, too: a list of them would be taken for one conversation."""
+    if conversations and all(conversations):
+        with contextlib.suppress(Exception):
+            return list(
+                tokenizer.apply_chat_template(
+                    conversations, tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+    rendered: list[str | Exception] = []
+    for messages in conversations:
+        try:
+            rendered.append(_rendered(tokenizer, messages, add_generation_prompt=add_generation_prompt))
+        except Exception as error:  # noqa: BLE001  # the template is a program that came with the model
+            rendered.append(error)
+    return rendered
+
+
+def _rendered(tokenizer: Any, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    )

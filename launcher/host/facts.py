@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.host.compute import Cpu, Memory, read_cpu, read_memory
+from launcher.host.gpu_health import GpuHealth, GpuProcess
 from launcher.host.gpus import Gpu, gpu_device_files, read_gpus, select_visible
 from launcher.host.nics import Nic, NicKind, read_nics, read_rdma
-from launcher.host.software import read_versions
+from launcher.host.rdma import Rdma, read_rdma_ports
+from launcher.host.shm_segments import Segment, find_stale
+from launcher.host.software import Copies, read_conflicts, read_copies, read_nccl_libraries, read_versions
 from launcher.host.storage import Disk, Mount, Shm, StorageKind, find_mount, read_disk, read_shm
 from launcher.host.storage_probe import StorageProbe, probe_storage
 
 __all__ = [
     "UNLIMITED",
+    "Copies",
     "Cpu",
     "Disk",
     "Gpu",
+    "GpuHealth",
+    "GpuProcess",
     "HostFacts",
     "Memory",
     "Mount",
@@ -57,6 +64,12 @@ class HostFacts:
     missing_gpus: tuple[str, ...] = ()  # entries of CUDA_VISIBLE_DEVICES that name no card
     lost_gpus: tuple[str, ...] = ()  # cards that NVML counts but cannot read, each with the reason
     gpu_device_files: tuple[str, ...] = ()
+    copies: tuple[Copies, ...] = ()  # of packages that are installed more than once
+    conflicts: tuple[str, ...] = ()  # between packages, by their own metadata
+    nccl_libraries: tuple[str, ...] = ()  # in front of the one that came with torch
+    rdma_ports: Rdma | None = None
+    shm_stale: tuple[Segment, ...] = ()
+    memlock_limit: int = UNLIMITED  # soft limit of locked memory, bytes
     storage: StorageProbe | None = None  # of output_dir; None: not tried
 
     @property
@@ -94,6 +107,12 @@ def read_host_facts(output_dir: Path, environ: Mapping[str, str]) -> HostFacts:
         missing_gpus=visible.missing,
         lost_gpus=reading.lost,
         gpu_device_files=gpu_device_files(),
+        copies=read_copies(sys.path),
+        conflicts=read_conflicts(),
+        nccl_libraries=read_nccl_libraries(environ),
+        rdma_ports=read_rdma_ports(),
+        shm_stale=find_stale(),
+        memlock_limit=_limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         storage=probe_storage(absolute, mount),
     )
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from launcher.host.bounded import within
+from launcher.host.gpu_health import GpuHealth, read_health
 
 ROOT = Path("/")
 ANSWER_WITHIN_S = 30.0  # a driver with a broken card may never answer; a cold one without persistence needs seconds
@@ -29,6 +30,7 @@ class Gpu:
     memory_used_bytes: int  # by processes; the driver's own reserve is not counted where the driver tells it apart
     capability: tuple[int, int]
     mig_uuids: tuple[str, ...] = ()
+    health: GpuHealth = field(default_factory=GpuHealth)
 
     @property
     def has_bf16(self) -> bool:
@@ -130,6 +132,7 @@ def _read_gpu(index: int) -> Gpu:
         memory_used_bytes=memory.used,
         capability=(major, minor),
         mig_uuids=_read_mig_uuids(handle),
+        health=read_health(handle),
     )
 
 

@@ -6,13 +6,25 @@ from collections.abc import Sequence
 
 from launcher.host.facts import Gpu
 from launcher.i18n import Text
+from launcher.preflight.check_versions import numbers
 from launcher.preflight.finding import Finding, Severity, show_bytes
 from launcher.preflight.inputs import PreflightInputs, Reader
 
 # A desktop or an idle daemon stays below this; another training or a process that did not end does not.
 MEMORY_USED_BOUND_BYTES = 1 << 30
 
-MIN_CAPABILITY_OF_CUDA = {13: (7, 5), 12: (5, 0)}  # CUDA 13 dropped Maxwell, Pascal and Volta
+# The toolkit's own driver; with an older one of the same major version kernels run and PTX is not compiled.
+# (11.8 and 12.1 to 12.4 by NVIDIA's release notes, the others by the names of the runfiles.)
+DRIVER_OF_CUDA = {
+    "11.8": "520.61.05",
+    "12.1": "530.30.02",
+    "12.4": "550.54.14",
+    "12.6": "560.28.03",
+    "12.8": "570.86.10",
+    "12.9": "575.51.03",
+    "13.0": "580.65.06",
+}
+_FIRST, _LAST = (0, 0), (99, 0)
 
 
 def check_visible(inputs: PreflightInputs) -> tuple[Finding, ...]:
@@ -71,7 +83,7 @@ def check_memory_used(inputs: PreflightInputs) -> tuple[Finding, ...]:
         most = max(gpu.memory_used_bytes for gpu in inputs.visible)
         measured = f"at most {show_bytes(most)} used"
         return (Finding("gpu.memory_used", Severity.OK, measured, bound, Text("free", "空闲")),)
-    measured = ", ".join(f"GPU {gpu.index}: {show_bytes(gpu.memory_used_bytes)}" for gpu in held)
+    measured = ", ".join(f"GPU {gpu.index}: {show_bytes(gpu.memory_used_bytes)}{_by_whom(gpu)}" for gpu in held)
     message = Text(
         "somebody else holds memory on GPUs that this job will use: it may run out of memory",
         "本任务要用的 GPU 上已有其他进程占用显存，可能导致显存不足",
@@ -83,6 +95,10 @@ def check_memory_used(inputs: PreflightInputs) -> tuple[Finding, ...]:
         "（容器内可能看不到占用者：请换一个节点）",
     )
     return (Finding("gpu.memory_used", Severity.WARNING, measured, bound, message, remedy),)
+
+
+def _by_whom(gpu: Gpu) -> str:
+    return f" by {', '.join(str(process) for process in gpu.health.processes)}" if gpu.health.processes else ""
 
 
 def check_mixed(inputs: PreflightInputs) -> tuple[Finding, ...]:
@@ -128,36 +144,61 @@ def check_driver(inputs: PreflightInputs) -> tuple[Finding, ...]:
         f"install a torch built for CUDA {_major(driver_cuda)} (wheels named +cu{_major(driver_cuda)}x)",
         f"安装为 CUDA {_major(driver_cuda)} 构建的 torch（名称带 +cu{_major(driver_cuda)}x 的版本）",
     )
+    newer = DRIVER_OF_CUDA.get(torch_cuda, f"one for CUDA {torch_cuda}")
     if inputs.reader is Reader.DLC:
         remedy = Text(
-            f"choose a newer driver in the DLC job (Settings.Driver), or {wheel.en}",
-            f"在 DLC 任务中选择更新的驱动（Settings.Driver），或{wheel.zh}",
+            f"choose a newer driver in the DLC job (Settings.Driver; {newer} or later), or {wheel.en}",
+            f"在 DLC 任务中选择更新的驱动（Settings.Driver，{newer} 或更新），或{wheel.zh}",
         )
     else:
-        remedy = Text(f"update the driver, or {wheel.en}", f"升级驱动，或{wheel.zh}")
+        remedy = Text(
+            f"update the driver ({newer} or later), or {wheel.en}", f"升级驱动（{newer} 或更新），或{wheel.zh}"
+        )
     return (Finding("gpu.driver", Severity.ERROR, measured, bound, message, remedy),)
 
 
+def kernels_of(torch: str, cuda: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Oldest and newest compute capability (its major number counts) that PyTorch's own wheel has kernels for: the
+    lists of architectures of its builds (CUDA 13: 7.5 to 12.0; 12.8 and 12.9: from 7.0, of torch 2.7 and from 2.11 on
+    7.5; before 12.8: 5.0 to 9.0, no Blackwell)."""
+    if _major(cuda) >= 13:
+        return (7, 5), _LAST
+    if _major(cuda) < 12:
+        return _FIRST, (9, 0)
+    if numbers(cuda) < (12, 8):
+        return (5, 0), (9, 0)
+    keeps_volta = (2, 8) <= numbers(torch) < (2, 11)
+    return ((7, 0) if keeps_volta else (7, 5)), _LAST
+
+
 def check_capability(inputs: PreflightInputs) -> tuple[Finding, ...]:
-    torch_cuda = inputs.facts.versions.get("torch_cuda")
-    if inputs.device != "cuda" or torch_cuda is None or not inputs.visible:
+    versions = inputs.facts.versions
+    torch, cuda = versions.get("torch"), versions.get("torch_cuda")
+    if inputs.device != "cuda" or torch is None or cuda is None or not inputs.visible:
         return ()
-    needed = MIN_CAPABILITY_OF_CUDA.get(_major(torch_cuda))
-    weakest = min(inputs.visible, key=lambda gpu: gpu.capability)
-    if needed is None:
-        return ()
-    measured = f"{weakest.name}: {_dotted(weakest.capability)}"
-    bound = f">= {_dotted(needed)} (CUDA {torch_cuda})"
-    if weakest.capability >= needed:
+    oldest, newest = kernels_of(torch, cuda)
+    by_capability = sorted(inputs.visible, key=lambda gpu: gpu.capability)
+    weakest, strongest = by_capability[0], by_capability[-1]
+    upper = f", < {newest[0] + 1}.0" if newest != _LAST else ""
+    bound = f">= {_dotted(oldest)}{upper} (torch {torch}, CUDA {cuda})"
+    too_new = strongest.capability[0] > newest[0]
+    wrong = strongest if too_new else weakest
+    measured = f"{wrong.name}: {_dotted(wrong.capability)}"
+    if weakest.capability >= oldest and not too_new:
         return (Finding("gpu.capability", Severity.OK, measured, bound, Text("has kernels", "有对应的内核")),)
     message = Text(
-        f"CUDA {torch_cuda}, which this torch was built for, has no kernels for {weakest.name}",
-        f"该 torch 所用的 CUDA {torch_cuda} 不再支持 {weakest.name}",
+        f"torch {torch}, built for CUDA {cuda}, has no kernels for {wrong.name}: `no kernel image is available`",
+        f"torch {torch}（CUDA {cuda}）没有适用于 {wrong.name} 的内核：会报 `no kernel image is available`",
     )
     remedy = Text(
         "install a torch built for CUDA 12 (wheels named +cu126 have the widest range of cards), or use newer cards",
         "安装为 CUDA 12 构建的 torch（+cu126 支持的显卡最广），或使用更新的 GPU",
     )
+    if too_new:
+        remedy = Text(
+            "install a torch built for CUDA 12.8 or later (wheels named +cu128, +cu130)",
+            "安装为 CUDA 12.8 或更新版本构建的 torch（+cu128、+cu130）",
+        )
     return (Finding("gpu.capability", Severity.ERROR, measured, bound, message, remedy),)
 
 

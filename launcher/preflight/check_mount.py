@@ -53,6 +53,40 @@ def check_disk_scratch(inputs: PreflightInputs) -> tuple[Finding, ...]:
     return (Finding("disk.scratch", Severity.ERROR, measured, bound, message, remedy),)
 
 
+def check_disk_speed(inputs: PreflightInputs) -> tuple[Finding, ...]:
+    """Whether a last checkpoint is on disk before a preempted machine is gone."""
+    speed, checkpoint = inputs.disk_speed, inputs.checkpoint_bytes
+    if speed is None:
+        return ()
+    reading = f", read {show_bytes(int(speed.read_bytes_per_s))}/s" if speed.read_bytes_per_s is not None else ""
+    measured = f"write {show_bytes(int(speed.write_bytes_per_s))}/s{reading}"
+    if checkpoint is None or not inputs.grace_s:
+        return ()
+    takes_s = checkpoint / max(speed.write_bytes_per_s, 1.0)
+    bound = f"a checkpoint of {show_bytes(checkpoint)} within {inputs.grace_s:g} s (spot.grace_seconds)"
+    if takes_s <= inputs.grace_s:
+        return (Finding("disk.speed", Severity.OK, measured, bound, Text("fast enough", "足够快")),)
+    message = Text(
+        f"one checkpoint takes about {takes_s:.0f} s here: the save after a preemption notice will not be whole in "
+        "time, "
+        "and the run goes back to the checkpoint before",
+        f"在此写一个检查点约需 {takes_s:.0f} 秒：收到抢占通知后来不及保存完整，只能从更早的检查点继续",
+    )
+    least = Text("a NAS or CPFS with more throughput, or a local disk", "吞吐更高的 NAS 或 CPFS，或本地磁盘")
+    if inputs.reader is Reader.DLC:
+        least = Text(
+            "CPFS or a NAS of a faster class (its throughput grows with its size); "
+            "Settings.TerminationGracePeriodSeconds of the DLC job gives more time, with spot.grace_seconds",
+            "CPFS 或更高规格的 NAS（吞吐随容量增长）；或延长 DLC 任务的 Settings.TerminationGracePeriodSeconds 和 "
+            "spot.grace_seconds",
+        )
+    remedy = Text(
+        f"{least.en}; or lower checkpoint.every_steps, so that less is lost",
+        f"{least.zh}；或调小 checkpoint.every_steps 以减少损失",
+    )
+    return (Finding("disk.speed", Severity.WARNING, measured, bound, message, remedy),)
+
+
 def shares_an_object_mount(inputs: PreflightInputs) -> Finding | None:
     """For `disk.shared`: several nodes cannot agree through an object mount."""
     storage = inputs.facts.storage

@@ -24,7 +24,7 @@ def check_interface(inputs: PreflightInputs) -> tuple[Finding, ...]:
     nic = inputs.facts.nic(name)
     problem = _why_not_usable(name, nic, inputs.num_nodes)
     if problem is None:
-        measured = f"{name} {', '.join(nic.addresses) if nic else ''}".strip()
+        measured = f"{name} {', '.join(nic.addresses) if nic else ''}".strip() + _not_taken(inputs, name)
         return (Finding("net.interface", Severity.OK, measured, "up, with an address", Text("usable", "可用")),)
     candidates = _candidates(inputs.facts)
     remedy = Text(
@@ -34,6 +34,15 @@ def check_interface(inputs: PreflightInputs) -> tuple[Finding, ...]:
     measured = f"{name}: {nic.kind if nic else 'missing'}{'' if nic is None or nic.up else ', down'}"
     bound = "up, reachable from other nodes" if inputs.num_nodes > 1 else "exists and is up"
     return (Finding("net.interface", Severity.ERROR, measured, bound, problem, remedy),)
+
+
+def _not_taken(inputs: PreflightInputs, name: str) -> str:
+    """With several nodes: the other interfaces that they could reach, and why this one was taken."""
+    if inputs.num_nodes == 1:
+        return ""
+    others = [nic for nic in inputs.facts.nics if nic.name != name and _why_not_usable(nic.name, nic, 2) is None]
+    why = f" by {inputs.interface_reason}" if inputs.interface_reason else ""
+    return why + (f", not {', '.join(f'{nic.name} ({nic.addresses[0]})' for nic in others)}" if others else "")
 
 
 def check_ifname_env(inputs: PreflightInputs) -> tuple[Finding, ...]:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from launcher.config.model_files import ModelFiles
+from launcher.data.facts import DataFacts
+from launcher.host.disk_speed import DiskSpeed
 from launcher.host.facts import Disk, Gpu, HostFacts
+from launcher.preflight.cluster_facts import ClusterFacts, StepNeeds
 
 
 class Reader(Enum):
@@ -29,6 +33,7 @@ class PreflightInputs:
     num_dataloader_workers: int  # of each rank
     device: Literal["cuda", "cpu"]
     interface: str = "auto"  # towards the other nodes; "auto": nobody named one
+    interface_reason: str = ""  # why this one was taken
     master_addr: str = ""
     master_port: int | None = None
     port_free: bool | None = None  # None: this node does not listen there
@@ -46,6 +51,14 @@ class PreflightInputs:
     skip: tuple[str, ...] = ()
     num_nodes: int = 1
     method: Literal["lora", "qlora", "full"] | None = "lora"  # None: a trainer of the user's own (`command`)
+    data: tuple[DataFacts, ...] = ()
+    model_files: ModelFiles | None = None
+    xids: tuple[tuple[str, int], ...] | None = None  # in the kernel log: PCI address, number; None: not readable
+    disk_speed: DiskSpeed | None = None  # of output_dir
+    checkpoint_bytes: int | None = None  # of one
+    grace_s: float = 0.0  # spot.grace_seconds
+    cluster: ClusterFacts | None = None  # found out together with the other nodes
+    step_needs: StepNeeds | None = None
     platform: str = ""  # as `launcher/platforms` names it; empty: judged from `env` and `facts`
 
     @property

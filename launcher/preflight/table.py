@@ -15,7 +15,7 @@ LABELS = {
 }
 SUMMARY = Text("{error} error(s), {warning} warning(s), {ok} in order", "{error} 个错误，{warning} 个警告，{ok} 项通过")
 CLOSING, OPENING = "，。；：、）！？」", "（「"  # no line begins with one of the first or ends with one of the others
-LABEL_WIDTH, ID_WIDTH = 9, 17
+LABEL_WIDTH, ID_WIDTH = 9, 21
 INDENT = " " * LABEL_WIDTH
 
 
@@ -30,12 +30,23 @@ def render_table(findings: Sequence[Finding], environ: Mapping[str, str] | None 
 def _render(finding: Finding, environ: Mapping[str, str] | None, width: int) -> Iterator[str]:
     label = LABELS[finding.severity].pick(environ)
     bound = Text(" (wanted: {bound})", "（要求：{bound}）").format(bound=finding.bound).pick(environ)
-    yield _pad(label, LABEL_WIDTH) + _pad(finding.id, ID_WIDTH) + finding.measured + bound
+    head = _pad(label, LABEL_WIDTH) + _pad(finding.id, ID_WIDTH) + finding.measured + bound
     if finding.severity is Severity.OK:
+        yield _shortened(head, width)
         return
+    yield head
     for text, lead in ((finding.message, ""), (finding.remedy, "-> ")):
         for number, line in enumerate(_wrap(text.pick(environ), width - LABEL_WIDTH - len(lead))):
             yield INDENT + (lead if number == 0 else " " * len(lead)) + line
+
+
+def _shortened(line: str, width: int) -> str:
+    """What is in order takes one line; `--json` has the whole."""
+    if columns(line) <= width:
+        return line
+    while columns(line) > width - 3:
+        line = line[:-1]
+    return line + "..."
 
 
 def columns(text: str) -> int:

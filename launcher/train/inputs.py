@@ -6,6 +6,7 @@ Made once on a node by the template (`template.py`), from which ranks are forked
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,16 @@ from typing import Any
 
 from launcher.config.models import JobConfig
 from launcher.data.encode import EncodedDataset, encode_dataset
+from launcher.data.prepared import folder_of, key_of, load
 from launcher.data.records import Record, expand_files, read_records
 from launcher.errors import UserError
+from launcher.host.storage import StorageKind
 from launcher.plan.spec import RankSpec
 from launcher.train.model import load_model, load_tokenizer, prepare_model_files
+from launcher.train.prepare_data import recipe_of
 from launcher.train.same_weights import weights_digest
+
+log = logging.getLogger("ftlaunch.train")
 
 _DEFAULT_SEED = 42  # TrainingArguments.seed
 
@@ -59,7 +65,7 @@ def make_inputs(
     sources = {name: _stamp(name) for name in _source_files(config, folder)}
     enter("encoding data")
     tokenizer = load_tokenizer(config)
-    train, evaluation = encode_all(config, tokenizer, tell_records)
+    train, evaluation = encode_all(spec, config, tokenizer, tell_records)
     model, digest = None, ""
     if can_be_shared(spec, config):
         enter("loading model")
@@ -74,26 +80,37 @@ def can_be_shared(spec: RankSpec, config: JobConfig) -> bool:
 
 
 def encode_all(
-    config: JobConfig, tokenizer: Any, tell_records: Callable[[int], None]
+    spec: RankSpec, config: JobConfig, tokenizer: Any, tell_records: Callable[[int], None]
 ) -> tuple[EncodedDataset, EncodedDataset | None]:
-    assert config.data is not None  # callers have checked
-    train = _encode(config, config.data.train, tokenizer, tell_records)
-    return train, _encode(config, config.data.eval, tokenizer, tell_records) if config.data.eval else None
-
-
-def _encode(
-    config: JobConfig, patterns: Sequence[str], tokenizer: Any, tell_records: Callable[[int], None]
-) -> EncodedDataset:
+    """Training and evaluation data; what `ftlaunch prepare` has kept of them is only mapped."""
     data = config.data
     assert data is not None  # callers have checked
+
+    def encode(patterns: Sequence[str]) -> EncodedDataset:
+        kept = _prepared(spec, config, patterns, tokenizer)
+        if kept is not None:
+            return kept
+        records = told(read_records(patterns, data.format, data.system_prompt))
+        return encode_dataset(records, tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt)
 
     def told(records: Iterator[Record]) -> Iterator[Record]:
         for count, record in enumerate(records, start=1):
             tell_records(count)
             yield record
 
-    records = told(read_records(patterns, data.format, data.system_prompt))
-    return encode_dataset(records, tokenizer, max_length=data.max_length, train_on_prompt=data.train_on_prompt)
+    return encode(data.train), encode(data.eval) if data.eval else None
+
+
+def _prepared(spec: RankSpec, config: JobConfig, patterns: Sequence[str], tokenizer: Any) -> EncodedDataset | None:
+    """What `ftlaunch prepare` has kept for these very files, tokenizer and settings."""
+    folder = folder_of(spec.output_path)
+    if not folder.is_dir():
+        return None
+    key = key_of(expand_files(patterns), recipe_of(config, tokenizer))
+    dataset = load(folder / key, mapped=spec.storage_kind is StorageKind.POSIX)
+    what = "prepared data: %s is used" if dataset else "prepared data: %s is not there, the records are encoded"
+    log.info(what, folder / key)
+    return dataset
 
 
 def _made_for(spec: RankSpec) -> str:

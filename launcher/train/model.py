@@ -39,6 +39,7 @@ def _downloaded(model: ModelConfig) -> Path:
 
 
 def load_tokenizer(config: JobConfig) -> Any:
+    """The model's own tokenizer, with something to pad with."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(prepare_model_files(config), **_common_options(config))

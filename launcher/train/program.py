@@ -94,7 +94,7 @@ class FineTuning:
             self.phases.enter("encoding data")
             self.tokenizer = load_tokenizer(config)
             train, evaluation = encode_all(
-                config, self.tokenizer, lambda count: self.alive.tell("encoding data", "records", count)
+                self.spec, config, self.tokenizer, lambda count: self.alive.tell("encoding data", "records", count)
             )
         else:
             self.tokenizer, train, evaluation = inputs.tokenizer, inputs.train, inputs.evaluation

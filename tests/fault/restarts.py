@@ -21,8 +21,6 @@ ALLOWED_MIB = 8.0  # of growth, between the first measured restart and the last
 
 @dataclass(frozen=True)
 class Held:
-    """`own_mib`: memory of the process that is its own (PSS would count what others share with it)."""
-
     agent_mib: float
     fork_server_mib: float
     template_mib: float
@@ -59,8 +57,9 @@ def hold(run: Run) -> Held:
 
 
 def _own_mib(process: psutil.Process) -> float:
-    """Private pages: those that fork has made common and nobody has written to since do not count."""
-    return float(process.memory_full_info().uss) / 2**20
+    """Pages that it alone has, and has written: what others map as well comes and goes with them."""
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) / 1024
 
 
 def restarts(run: Run, number: int, seed: int) -> Iterator[Held]:

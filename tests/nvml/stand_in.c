@@ -6,6 +6,12 @@
  *   FAKE_NVML_LOST      2,5        these indices answer NVML_ERROR_GPU_IS_LOST
  *   FAKE_NVML_USED_MIB  20480      memory that somebody uses, on every card; 3=20480 on card 3 alone
  *   FAKE_NVML_MIG       2          each card is split into so many MIG devices
+ *   FAKE_NVML_ECC       3=2        uncorrected ECC errors, on every card or on one
+ *   FAKE_NVML_REMAP     3=pending  or failed: rows of its memory
+ *   FAKE_NVML_MODE      2          compute mode of every card (2: prohibited)
+ *   FAKE_NVML_THROTTLE  3=64       bits of the throttle reasons
+ *   FAKE_NVML_LINKS     12 or 3=10 NVLinks that are up, of 12 (unset: the card has none)
+ *   FAKE_NVML_PROCESS   3=4242     a process that holds USED_MIB of that card
  *   FAKE_NVML_OLD       1          a driver from before 510: no nvmlDeviceGetMemoryInfo_v2
  *   FAKE_NVML_DRIVER    550.54.14
  *   FAKE_NVML_CUDA      12.4       CUDA version that the driver runs
@@ -22,7 +28,7 @@ enum {
     OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18, UNKNOWN = 999
 };
-enum { MAX_CARDS = 64, MAX_MIG = 7, RESERVED_MIB = 512, MEMORY_V2 = 0x02000028 };
+enum { MAX_CARDS = 64, MAX_MIG = 7, NUM_LINKS = 12, RESERVED_MIB = 512, MEMORY_V2 = 0x02000028 };
 
 typedef struct { const char *key, *name; int major, minor; unsigned total_mib; } Model;
 
@@ -106,13 +112,25 @@ static int is_listed(const char *list, unsigned index)
     return 0;
 }
 
+/* What "20480" says of every card, and "3=20480" of card 3 alone; NULL where it says nothing of `index`. */
+static const char *said_of(const char *name, unsigned index)
+{
+    const char *text = setting(name, "");
+    const char *equals = strchr(text, '=');
+    if (!*text || (equals && strtoul(text, NULL, 10) != index))
+        return NULL;
+    return equals ? equals + 1 : text;
+}
+
+static unsigned long long number_of(const char *name, unsigned index)
+{
+    const char *text = said_of(name, index);
+    return text ? strtoull(text, NULL, 10) : 0;
+}
+
 static unsigned long long used_bytes(unsigned index)
 {
-    const char *text = setting("FAKE_NVML_USED_MIB", "0");
-    const char *equals = strchr(text, '=');
-    if (equals && strtoul(text, NULL, 10) != index)
-        return 0;
-    return strtoull(equals ? equals + 1 : text, NULL, 10) << 20;
+    return number_of("FAKE_NVML_USED_MIB", index) << 20;
 }
 
 int nvmlInitWithFlags(unsigned flags)
@@ -254,9 +272,65 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device *
     return OK;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, void *processes)
+typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } Process;
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *processes)
 {
-    (void)device, (void)processes;
-    *count = 0;
+    unsigned pid = (unsigned)number_of("FAKE_NVML_PROCESS", device->index), room = *count;
+    *count = pid ? 1 : 0;
+    if (!pid)
+        return OK;
+    if (!processes || !room)
+        return INSUFFICIENT_SIZE;
+    processes[0] = (Process){pid, used_bytes(device->index), 0, 0};
+    return OK;
+}
+
+int nvmlDeviceGetTotalEccErrors(Device *device, unsigned type, unsigned counter, unsigned long long *errors)
+{
+    (void)counter;
+    *errors = type == 1 ? number_of("FAKE_NVML_ECC", device->index) : 0;
+    return device->model->major >= 7 ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetRemappedRows(Device *device, unsigned *corrected, unsigned *lost, unsigned *pending, unsigned *failed)
+{
+    const char *text = said_of("FAKE_NVML_REMAP", device->index);
+    if (device->model->major < 8)
+        return NOT_SUPPORTED;
+    *corrected = *lost = 0;
+    *pending = text && !strcmp(text, "pending");
+    *failed = text && !strcmp(text, "failed");
+    return OK;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(Device *device, unsigned *pending)
+{
+    const char *text = said_of("FAKE_NVML_REMAP", device->index);
+    *pending = text && !strcmp(text, "pending");
+    return device->model->major < 8 ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeMode(Device *device, unsigned *mode)
+{
+    *mode = (unsigned)number_of("FAKE_NVML_MODE", device->index);
+    return OK;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *reasons)
+{
+    *reasons = number_of("FAKE_NVML_THROTTLE", device->index);
+    return OK;
+}
+
+/* Of a card that "3=10" does not name all links are up. */
+int nvmlDeviceGetNvLinkState(Device *device, unsigned link, unsigned *active)
+{
+    const char *text = said_of("FAKE_NVML_LINKS", device->index);
+    if (!*setting("FAKE_NVML_LINKS", ""))
+        return NOT_SUPPORTED;
+    if (link >= NUM_LINKS)
+        return INVALID_ARGUMENT;
+    *active = !text || link < strtoul(text, NULL, 10);
     return OK;
 }

@@ -91,7 +91,7 @@ def test_a_machine_that_is_none_of_the_hosts(program: Program, job: Job) -> None
     done = program("check", "--config", path)
     assert done.returncode == 0, done.stderr
     assert "run ftlaunch check on a node" in done.stdout
-    assert "net.hosts        n1 (192.0.2.78): 192.0.2.78" in done.stdout
+    assert re.search(r"net\.hosts +n1 \(192\.0\.2\.78\): 192\.0\.2\.78", done.stdout)
     done = program("plan", "--config", path, "--set", "cluster.launcher=none")
     assert done.returncode == 2
     assert "cluster.launcher: none leaves it to you" in done.stderr

@@ -23,14 +23,14 @@ COMMAND_LINE = {
     "check": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
     "plan": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
     "schema": ["--json"],
-    "prepare": ["--config JOB.YAML", "--set KEY=VALUE"],
+    "prepare": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
     "diagnose": ["--json", "PATH ..."],
     "status": ["--json", "PATH ..."],
     "checkpoints": ["--verify", "--json", "PATH ..."],
     "report": ["PATH ..."],
     "submit": ["--config JOB.YAML", "--set KEY=VALUE"],
 }
-LATER = ("prepare", "report", "submit")
+LATER = ("report", "submit")
 
 
 def helped(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,25 @@ def test_mixed_node_one_lost_card_one_in_use(nvml_folder: Path) -> None:
 def test_a_driver_before_510_counts_its_reserve_as_used(nvml_folder: Path) -> None:
     (gpu,) = read(nvml_folder, "1xA100", OLD="1", USED_MIB="100")["gpus"]
     assert gpu["memory_used_bytes"] == (100 + 512) * MIB
+
+
+def test_health_of_each_card(nvml_folder: Path) -> None:
+    broken = {"ECC": "1=2", "REMAP": "1=failed", "MODE": "2=2", "THROTTLE": "3=64", "LINKS": "3=10"}
+    held = {"PROCESS": f"0={os.getpid()}", "USED_MIB": "0=2048"}
+    one, two, three, four = (gpu["health"] for gpu in read(nvml_folder, "4xA100", **broken, **held)["gpus"])
+    assert (one["uncorrected_errors"], two["uncorrected_errors"]) == (0, 2)
+    assert (two["rows_pending"], two["rows_failed"]) == (False, True)
+    assert (one["compute_mode"], three["compute_mode"]) == ("default", "prohibited")
+    assert (three["throttled"], four["throttled"]) == ([], ["temperature (hardware)"])
+    assert (three["links"], four["links"]) == ([12, 12], [10, 12])
+    name = Path("/proc/self/comm").read_text().strip()
+    assert one["processes"] == [{"pid": os.getpid(), "name": name, "memory_bytes": 2048 * MIB}]
+    assert two["processes"] == []
+
+
+def test_cards_before_ampere_retire_pages_and_say_nothing_of_rows(nvml_folder: Path) -> None:
+    (gpu,) = read(nvml_folder, "1xV100", REMAP="pending")["gpus"]
+    assert (gpu["health"]["rows_pending"], gpu["health"]["rows_failed"], gpu["health"]["links"]) == (True, None, None)
 
 
 def test_no_cards(nvml_folder: Path) -> None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.config.model_files import ModelFiles
+from launcher.data.scan import RECORD, ROLE, Fault
+from launcher.host.disk_speed import DiskSpeed
 from launcher.host.facts import Disk, Gpu, Memory, Mount, Shm, StorageKind, StorageProbe
+from launcher.host.net_speed import PairSpeed
+from launcher.host.shm_segments import Segment
+from launcher.host.software import Copies
 from launcher.host.storage_probe import Failure
 from launcher.i18n import Text
+from launcher.preflight.check_cluster import bandwidth_for, best_of_each, forecast_gain, pairings
+from launcher.preflight.check_gpus import kernels_of
+from launcher.preflight.check_versions import TESTED
 from launcher.preflight.checks import CHECKS, run_checks
+from launcher.preflight.cluster_facts import ClusterFacts, NodeReport, StepNeeds
 from launcher.preflight.finding import Finding, Severity, worst
 from launcher.preflight.inputs import PreflightInputs, Reader
-from tests.unit.preflight.conftest import GIB, HEALTHY, NodeWith
+from launcher.preflight.registry import GROUPS
+from tests.unit.preflight.conftest import DATA, GIB, HEALTHY, MODEL_FILES, ROCE, WELL, NodeWith, rdma
 
 MIB = 1 << 20
 V100 = Gpu(7, "GPU-v", "Tesla V100-SXM2-16GB", 16 * GIB, 0, (7, 0))
@@ -24,6 +37,27 @@ OBJECTS = StorageProbe(StorageKind.OBJECT, "fuse.jindo-fuse", ("truncate: ENOTSU
 
 def without(*packages: str) -> dict[str, str]:
     return {name: version for name, version in STACK.items() if name not in packages}
+
+
+def sick(**health: Any) -> dict[str, Any]:
+    """The last card has something."""
+    return {"gpus": (*HEALTHY.gpus[:7], replace(HEALTHY.gpus[7], health=replace(WELL, **health)))}
+
+
+def way(one: str, other: str, mb_per_s: float, latency_s: float = 1e-4) -> tuple[PairSpeed, ...]:
+    """Both directions."""
+    speed = mb_per_s * 1e6
+    return (PairSpeed(one, other, speed, latency_s), PairSpeed(other, one, speed, latency_s))
+
+
+def cluster(traits: dict[str, str] | None = None, clock_offset_s: float = 0.0, **facts: Any) -> ClusterFacts:
+    """Two nodes; the second differs."""
+    same = {"torch": "2.13.0", "MTU": "1500"}
+    nodes = (NodeReport("n0", "h0", same), NodeReport("n1", "h1", same | (traits or {}), (), clock_offset_s, 0.01))
+    return ClusterFacts(**{"num_wanted": 2, "nodes": nodes, "seen_after_s": {"n1": 0.01}} | facts)
+
+
+IN_ORDER = cluster(speeds=(*way("n0", "n1", 1000), *way("n1", "n0", 1000)))
 
 
 @dataclass(frozen=True)
@@ -269,7 +303,7 @@ CASES = {
     "GPUs of two kinds": Case(
         "gpu.mixed",
         WARNING,
-        {"gpus": (*HEALTHY.gpus[:7], V100)},
+        {"gpus": (*HEALTHY.gpus[:7], V100), "versions": STACK | {"torch_cuda": "12.6"}},
         {},
         ("7 x NVIDIA A100-SXM4-80GB + 1 x Tesla V100-SXM2-16GB", "no bf16", "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6"),
     ),
@@ -298,8 +332,207 @@ CASES = {
     "torch without CUDA": Case(
         "versions.stack", ERROR, {"versions": without("torch_cuda") | {"torch": "2.13.0+cpu"}}, {}, ("2.13.0+cpu",)
     ),
+    "a record that is no JSON": Case(
+        "data.records",
+        ERROR,
+        {},
+        {"data": (replace(DATA, num_unusable=12, unusable=(Fault(RECORD, "t.jsonl", 7, "t.jsonl:7: not JSON"),)),)},
+        ("train: 12 unusable, all 1000 records", "t.jsonl:7: not JSON", "and 2 more", "ftlaunch prepare"),
+    ),
+    "a role that templates do not know": Case(
+        "data.roles",
+        WARNING,
+        {},
+        {"data": (replace(DATA, num_roles=1, roles=(Fault(ROLE, "t.jsonl", 9, "t.jsonl:9: 'human'"),)),)},
+        ("t.jsonl:9: 'human'", "system, user, assistant"),
+    ),
+    "records that are there twice": Case(
+        "data.repeated", WARNING, {}, {"data": (replace(DATA, num_repeated=50),)}, ("50 (5.0%)", "<= 1%")
+    ),
+    "answers that are cut off": Case(
+        "data.length",
+        WARNING,
+        {},
+        {"data": (replace(DATA, num_cut=30, num_tokens_cut=30_000),)},
+        ("about 30.0% cut", "about 33% of all tokens", "data.max_length (now 2048"),
+    ),
+    "records of which nothing is learned": Case(
+        "data.length", WARNING, {}, {"data": (replace(DATA, num_nothing_left=1),)}, ("nothing is learned",)
+    ),
+    "longer than the model was trained for": Case(
+        "data.length",
+        WARNING,
+        {},
+        {"model_files": replace(MODEL_FILES, max_positions=1024)},
+        ("<= 1024 positions", "data.max_length: 1024"),
+    ),
+    "longer than the table of positions": Case(
+        "data.length",
+        ERROR,
+        {},
+        {"model_files": replace(MODEL_FILES, max_positions=1024, learned_positions=True)},
+        ("device-side assert",),
+    ),
+    "a token beyond the vocabulary": Case(
+        "data.tokens",
+        ERROR,
+        {},
+        {"data": (replace(DATA, largest_id=151_936),)},
+        ("largest id 151936", "< 151936", "device-side assert", "resize"),
+    ),
+    "a tokenizer that is larger than the model": Case(
+        "data.tokens", WARNING, {}, {"model_files": replace(MODEL_FILES, tokenizer_size=152_000)}, ("of 152000",)
+    ),
+    "no chat template": Case(
+        "data.template", WARNING, {}, {"model_files": replace(MODEL_FILES, has_chat_template=False)}, ("role: content",)
+    ),
+    "a shard that is missing": Case(
+        "model.files",
+        ERROR,
+        {},
+        {"model_files": replace(MODEL_FILES, problems=("1 of 4 files of the index are missing: model-2.safetensors",))},
+        ("model-2.safetensors", "/models/qwen", "git lfs pull"),
+    ),
+    "a hub that is out of reach": Case(
+        "model.files",
+        ERROR,
+        {},
+        {"model_files": ModelFiles("Qwen/Qwen3", None, "HF_HUB_OFFLINE is set and the model is not there", True)},
+        ("Qwen/Qwen3", "HF_HUB_OFFLINE", "DataSources", "HF_ENDPOINT"),
+    ),
+    "deepspeed older than ftlaunch needs": Case(
+        "versions.combination", ERROR, {"versions": STACK | {"deepspeed": "0.18.2"}}, {}, ("deepspeed 0.18.2", "0.19.8")
+    ),
+    "transformers of a later major version": Case(
+        "versions.combination", WARNING, {"versions": STACK | {"transformers": "6.0.1"}}, {}, ("below 6", "pip check")
+    ),
+    "packages that contradict each other": Case(
+        "versions.combination",
+        WARNING,
+        {"conflicts": ("peft 0.21 wants accelerate>=2, installed is 1.15",)},
+        {},
+        ("peft 0.21 wants",),
+    ),
+    "two copies of deepspeed": Case(
+        "versions.copies",
+        WARNING,
+        {"copies": (Copies("deepspeed", ("0.19.8 in /a", "0.16.0 in /b")),)},
+        {},
+        ("deepspeed x 2", "0.16.0 in /b", "pip uninstall -y deepspeed"),
+    ),
+    "another NCCL than torch was built with": Case(
+        "versions.nccl", WARNING, {"versions": STACK | {"nccl": "2.30.7"}}, {}, ("2.30.7", "nvidia-nccl-cu12==2.28.9")
+    ),
+    "another NCCL in LD_LIBRARY_PATH": Case(
+        "versions.nccl", WARNING, {"nccl_libraries": ("/opt/nccl/libnccl.so.2.18",)}, {}, ("/opt/nccl", "hang")
+    ),
+    "an old glibc": Case("versions.system", WARNING, {"versions": STACK | {"glibc": "2.17"}}, {}, ("2.17", ">= 2.28")),
+    "a card that is newer than torch": Case(
+        "gpu.capability",
+        ERROR,
+        {
+            "gpus": (replace(HEALTHY.gpus[0], name="NVIDIA B200", capability=(10, 0)),),
+            "visible_gpus": (0,),
+            "versions": STACK | {"torch_cuda": "12.6"},
+        },
+        {"num_ranks": 1},
+        ("NVIDIA B200: 10.0", "< 10.0", "+cu128"),
+    ),
+    "memory errors of a card": Case(
+        "gpu.ecc", WARNING, sick(uncorrected_errors=2, rows_pending=True), {}, ("GPU 7: 2 uncorrected", "gpu-reset")
+    ),
+    "memory that cannot be mapped away": Case("gpu.ecc", ERROR, sick(rows_failed=True), {}, ("AntiAffinityNodeNames",)),
+    "a card that has fallen off the bus": Case(
+        "gpu.xid", WARNING, {}, {"xids": (("0000:3b:00", 79), ("0000:3b:00", 13))}, ("Xid 79 (0000:3b:00)",)
+    ),
+    "a hot card": Case("gpu.throttled", WARNING, sick(throttled=("temperature (hardware)",)), {}, ("GPU 7: temp",)),
+    "a card that nobody may use": Case("gpu.compute_mode", ERROR, sick(compute_mode="prohibited"), {}, ("-c DEFAULT",)),
+    "a link that is down": Case(
+        "gpu.nvlink", WARNING, sick(links=(10, 12)), {}, ("10 of 12, 12 of 12", "fabricmanager")
+    ),
+    "leftovers in shm": Case(
+        "shm.stale",
+        WARNING,
+        {"shm_stale": (Segment("nccl-AbCdEf", 10 * MIB), Segment("torch_7_1_0", 9 * MIB))},
+        {},
+        ("2 segment(s), 19 MiB", "rm /dev/shm/nccl-AbCdEf /dev/shm/torch_7_1_0"),
+    ),
+    "little memory may be locked for RDMA": Case(
+        "limits.memlock", ERROR, {"memlock_limit": 8 * MIB}, {}, ("8 MiB", "ibv_reg_mr", "EnableRDMA")
+    ),
+    "more workers than processors": Case(
+        "limits.cpus", WARNING, {"cpu": replace(HEALTHY.cpu, num_usable=16)}, {}, ("40 processes on 16", "workers: 3")
+    ),
+    "RDMA ports that are down": Case("net.rdma", ERROR, {"rdma_ports": rdma(*ROCE, active=False)}, {}, ("ibstat",)),
+    "RDMA devices that the container was not given": Case(
+        "net.rdma", WARNING, {"rdma_ports": rdma(*ROCE, verbs=())}, {}, ("uverbs", "Settings.EnableRDMA")
+    ),
+    "NCCL_IB_HCA names nothing": Case(
+        "net.rdma", ERROR, {}, {"env": {"NCCL_IB_HCA": "=mlx5_9"}}, ("NCCL_IB_HCA=", "mlx5_0")
+    ),
+    "NCCL_IB_GID_INDEX names an empty row": Case(
+        "net.rdma", ERROR, {}, {"env": {"NCCL_IB_GID_INDEX": "7"}}, ("empty row", "{NCCL_IB_GID_INDEX: 3}")
+    ),
+    "NCCL_IB_GID_INDEX is RoCE v1": Case(
+        "net.rdma", WARNING, {}, {"env": {"NCCL_IB_GID_INDEX": "2"}}, ("RoCE v1", "{NCCL_IB_GID_INDEX: 3}")
+    ),
+    "RDMA switched off": Case("net.rdma", WARNING, {}, {"env": {"NCCL_IB_DISABLE": "1"}}, ("a tenth",)),
+    "a node that did not come": Case(
+        "cluster.nodes", WARNING, {}, {"cluster": cluster(num_wanted=3)}, ("2 of 3 nodes",)
+    ),
+    "a node with another torch": Case(
+        "cluster.same", WARNING, {}, {"cluster": cluster({"torch": "2.12.0"})}, ("torch: 2.13.0 (n0), 2.12.0 (n1)",)
+    ),
+    "packets of different sizes": Case("net.mtu", WARNING, {}, {"cluster": cluster({"MTU": "9000"})}, ("9000 (n1)",)),
+    "a clock that is off": Case(
+        "cluster.clock", WARNING, {}, {"cluster": cluster(clock_offset_s=-7.5)}, ("n1: -7.500 s", "chrony")
+    ),
+    "a way that is closed": Case(
+        "net.reach",
+        ERROR,
+        {},
+        {"cluster": cluster(unreachable=(("n1", "n0", "timed out"),))},
+        ("1 of 2 ways", "n1 -> n0: timed out", "security group"),
+    ),
+    "a folder that one node does not see": Case(
+        "disk.visible", ERROR, {}, {"cluster": cluster(unseen={"n1": "not there"})}, ("n1: not there", "DataSources")
+    ),
+    "a folder that is seen late": Case(
+        "disk.visible", WARNING, {}, {"cluster": cluster(seen_after_s={"n1": 3.0})}, ("after 3.00 s by n1", "acdirmax")
+    ),
+    "a node that is slow with everyone": Case(
+        "net.speed",
+        WARNING,
+        {},
+        {"cluster": cluster(speeds=(*way("n0", "n1", 10), *way("n0", "n2", 100), *way("n2", "n3", 100)))},
+        ("n1 (80 Mb/s)", "others 800 Mb/s", "AntiAffinityNodeNames"),
+    ),
+    "nodes that are far apart": Case(
+        "net.speed", WARNING, {}, {"cluster": cluster(speeds=way("n0", "n1", 100, latency_s=0.03))}, ("30.00 ms",)
+    ),
+    "a network that makes two nodes slower than one": Case(
+        "net.scaling",
+        WARNING,
+        {"rdma_ports": None},
+        {
+            "cluster": cluster(speeds=way("n0", "n1", 8)),
+            "step_needs": StepNeeds(16_000_000, 0.5, 2, "measured by an earlier start"),
+        },
+        ("64 Mb/s: 2 nodes at 0.4 x one node", "2.3 Gb/s for 1.8 x", "train on one node", "EnableRDMA"),
+    ),
+    "storage that is slower than the notice is long": Case(
+        "disk.speed",
+        WARNING,
+        {},
+        {"disk_speed": DiskSpeed(1 << 20, 100e6, None)},
+        ("write 95.4 MiB/s", "10 GiB within 25 s", "about 107 s", "TerminationGracePeriodSeconds"),
+    ),
     "skip names no check": Case("check.skip", WARNING, {}, {"skip": ("shm.sise",)}, ("shm.size",)),
 }
+
+
+OF_SEVERAL = {check.id for title, checks in GROUPS if title == "Several nodes" for check in checks}
+SILENT_WHEN_IN_ORDER = {"gpu.lost", "disk.scratch", "versions.copies", "shm.stale"}
 
 
 def complaints(inputs: PreflightInputs) -> list[Finding]:
@@ -337,7 +570,44 @@ def test_every_check_has_a_case() -> None:
 def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWith) -> None:
     findings = run_checks(node_with())
     assert [finding for finding in findings if finding.severity is not Severity.OK] == []
-    assert {finding.id for finding in findings} == CHECKS.keys() - {"gpu.lost", "disk.scratch"}
+    assert {finding.id for finding in findings} == CHECKS.keys() - SILENT_WHEN_IN_ORDER - OF_SEVERAL
+
+
+def test_several_nodes_in_order(node_with: NodeWith) -> None:
+    needs = StepNeeds(16_000_000, 0.5, 2, "measured")
+    findings = run_checks(node_with({"rdma_ports": None}, cluster=IN_ORDER, step_needs=needs))
+    assert [finding for finding in findings if finding.severity is not Severity.OK] == []
+    assert {finding.id for finding in findings} >= OF_SEVERAL
+    summed = replace(IN_ORDER, summed_bytes_per_s=8e6)
+    (slow,) = [
+        finding
+        for finding in run_checks(node_with(cluster=summed, step_needs=needs))
+        if finding.severity is not Severity.OK
+    ]
+    assert slow.measured == "64 Mb/s: 2 nodes at 0.4 x one node"
+    with_rdma = run_checks(node_with(cluster=IN_ORDER, step_needs=needs))
+    assert "net.scaling" not in {finding.id for finding in with_rdma}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_two_rounds_of_pairs_clear_the_partner_of_a_slow_node(count: int) -> None:
+    names = [f"n{rank}" for rank in range(count)]
+
+    def speed(pair: tuple[str, str]) -> tuple[PairSpeed, ...]:
+        return way(*pair, 1 if "n1" in pair else 100)
+
+    first = [one for pair in pairings(names) for one in speed(pair)]
+    assert {name for one in first for name in (one.source, one.target)} == set(names)
+    second = [one for pair in pairings(names, best_of_each(first)) for one in speed(pair)]
+    best = best_of_each([*first, *second])
+    if count > 2:
+        assert {name for name in names if best[name] < 50e6} == {"n1"}
+
+
+def test_the_gain_of_more_nodes_is_what_the_ring_leaves() -> None:
+    needs = StepNeeds(gradient_bytes=100_000_000, step_s=1.0, world_size=4, source="")
+    assert forecast_gain(needs, 2, 150e6) == pytest.approx(1.0)  # 1.5 x 100 MB take as long as the step
+    assert forecast_gain(needs, 2, bandwidth_for(needs, 0.9)) == pytest.approx(1.8)
 
 
 @pytest.mark.parametrize(
@@ -373,6 +643,20 @@ def test_a_healthy_node_is_in_order_everywhere_it_is_looked_at(node_with: NodeWi
             {"device": "cpu", "env": {"CUDA_VISIBLE_DEVICES": "-1"}},
             id="a broken driver where the CPU was asked for",
         ),
+        pytest.param({}, {"data": (), "model_files": None}, id="neither data nor model are known"),
+        pytest.param(
+            {},
+            {"model_files": ModelFiles("Qwen/Qwen3", None), "data": (replace(DATA, num_records=None),)},
+            id="a hub that answers, data too large for a second",
+        ),
+        pytest.param(
+            {},
+            {
+                "data": (replace(DATA, has_turns=False),),
+                "model_files": replace(MODEL_FILES, has_chat_template=False),
+            },
+            id="plain text needs no template",
+        ),
         pytest.param({}, {"env": {"NCCL_SOCKET_IFNAME": "^docker,lo"}}, id="NCCL_SOCKET_IFNAME excludes"),
     ],
 )
@@ -383,6 +667,38 @@ def test_stays_silent(facts: dict[str, Any], inputs: dict[str, Any], node_with: 
 def test_storage_that_is_lost_and_not_shared_either(node_with: NodeWith) -> None:
     found = complaints(node_with({"mount": Mount("/", "overlay", "overlay", "rw")}))
     assert [finding.id for finding in found] == ["disk.durable", "disk.shared"]
+
+
+def test_the_versions_that_ftlaunch_is_made_for_are_those_of_pyproject() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+    wanted = dict(re.findall(r'^  "([a-z]+)(>=[\d.,<>=]+)",$', text, re.MULTILINE))
+    for package, (lowest, below) in TESTED.items():
+        assert wanted[package] == f">={lowest}" + (f",<{below}" if below else "")
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "capability", "fits"),
+    [
+        ("2.9.1", "12.8", (7, 0), True),
+        ("2.7.1", "12.8", (7, 0), False),
+        ("2.11.0", "12.8", (7, 0), False),
+        ("2.9.1", "12.6", (6, 1), True),
+        ("2.9.1", "12.6", (9, 0), True),
+        ("2.9.1", "12.6", (12, 0), False),
+        ("2.11.0", "13.0", (12, 1), True),
+        ("2.11.0", "13.0", (7, 5), True),
+    ],
+)
+def test_which_cards_a_wheel_has_kernels_for(torch: str, cuda: str, capability: tuple[int, int], fits: bool) -> None:
+    oldest, newest = kernels_of(torch, cuda)
+    assert (oldest <= capability and capability[0] <= newest[0]) is fits
+
+
+def test_other_interfaces_are_told_with_the_reason(node_with: NodeWith) -> None:
+    nics = (*HEALTHY.nics, replace(HEALTHY.nics[1], name="eth3", ipv4=("10.3.0.5",)))
+    findings = run_checks(node_with({"nics": nics}, interface_reason="the route to n0"))
+    (found,) = [finding for finding in findings if finding.id == "net.interface"]
+    assert found.measured == "eth0 10.1.0.5, fe80::5 by the route to n0, not eth3 (10.3.0.5)"
 
 
 def test_a_skipped_check_says_nothing(node_with: NodeWith) -> None:

@@ -25,20 +25,20 @@ FINDINGS = (
 
 def test_english() -> None:
     assert render_table(FINDINGS, {"LANG": "C.UTF-8"}) == (
-        "ERROR    shm.size         64 MiB (wanted: >= 1 GiB)\n"
+        "ERROR    shm.size             64 MiB (wanted: >= 1 GiB)\n"
         "         /dev/shm is too small\n"
         "         -> start the container with `--shm-size=1g`\n"
-        "ok       disk.free        900 GiB free (wanted: >= 1 GiB)\n"
+        "ok       disk.free            900 GiB free (wanted: >= 1 GiB)\n"
         "1 error(s), 0 warning(s), 1 in order"
     )
 
 
 def test_chinese() -> None:
     assert render_table(FINDINGS, {"LANG": "zh_CN.UTF-8"}) == (
-        "错误     shm.size         64 MiB（要求：>= 1 GiB）\n"
+        "错误     shm.size             64 MiB（要求：>= 1 GiB）\n"
         "         /dev/shm 太小\n"
         "         -> 启动容器时加上 `--shm-size=1g`\n"
-        "通过     disk.free        900 GiB free（要求：>= 1 GiB）\n"
+        "通过     disk.free            900 GiB free（要求：>= 1 GiB）\n"
         "1 个错误，0 个警告，1 项通过"
     )
 
@@ -51,6 +51,13 @@ def test_long_texts_are_broken_and_nothing_is_lost(lang: str, node_with: NodeWit
     for finding in findings:
         for text in (finding.message, finding.remedy):
             assert "".join(text.pick({"LANG": lang}).split()) in "".join(table.split())
+
+
+def test_what_is_in_order_takes_one_line() -> None:
+    long = Finding("model.files", Severity.OK, "/a/long/path" * 20, "all", Text("there", "存在"))
+    first, _ = render_table((long,), {"LANG": "C"}, width=60).splitlines()
+    assert len(first) == 60
+    assert first.endswith("...")
 
 
 def test_counts() -> None:
