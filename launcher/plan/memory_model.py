@@ -108,6 +108,11 @@ class MemoryForecast:
         """What torch allocates: without the CUDA context and what the allocator cannot use."""
         return self.total_bytes - self.context - self.margin
 
+    @property
+    def states_bytes(self) -> int:
+        """What is there all the time, whatever the rows' length."""
+        return self.weights + self.optimizer + self.context
+
     def parts(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "peak"}
 
@@ -194,7 +199,9 @@ def forecast_memory(model: ModelFacts, setting: MemorySetting) -> MemoryForecast
         return worst
     moving = worst.gradients + worst.gathered + worst.buckets + worst.activations + worst.logits
     context = CONTEXT_BYTES + (NCCL_BYTES if setting.num_ranks > 1 else 0)
-    return replace(worst, context=context, margin=int(_MARGIN_SHARE * moving))
+    # Whole weights of ZeRO-3 come and go in many sizes: as much again lies between them, free and in pieces.
+    margin = int(_MARGIN_SHARE * moving) + (worst.gathered if setting.zero_stage == 3 else 0)
+    return replace(worst, context=context, margin=margin)
 
 
 def model_states(model: ModelFacts, setting: MemorySetting) -> tuple[int, int]:

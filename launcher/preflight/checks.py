@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from launcher.i18n import Text
-from launcher.preflight import check_gpus, check_host, check_mount, check_network, check_storage
+from launcher.preflight import check_gpu_memory, check_gpus, check_host, check_mount, check_network, check_storage
 from launcher.preflight.finding import Finding, Severity
 from launcher.preflight.inputs import PreflightInputs
 
@@ -22,6 +22,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "gpu.capability": check_gpus.check_capability,
         "gpu.memory_used": check_gpus.check_memory_used,
         "gpu.mixed": check_gpus.check_mixed,
+        "gpu.memory": check_gpu_memory.check_gpu_memory,
         "shm.size": check_storage.check_shm,
         "memory.host": check_host.check_memory,
         "memory.tier": check_host.check_memory_tier,

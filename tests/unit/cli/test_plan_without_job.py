@@ -1,0 +1,58 @@
+"""`ftlaunch plan --gpus ... --model ...`: in half a minute, on a machine that has nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.cli.main import main
+
+ASKED = ("plan", "--gpus", "8xA100-80G", "--model", "Qwen/Qwen2.5-32B")
+
+
+def test_it_fits_on_so_many_cards_and_takes_so_long(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--method", "lora", "--tokens", "1e9", "--price", "2", "--preemptions-per-day", "12")
+    assert main([*ASKED, *more]) == 0
+    text = capsys.readouterr().out
+    for words in ("fits:", "yes, ZeRO 2", "fewest cards:", "at 40% of 312 TFLOP/s", "hours for 1,000,000,000 tokens"):
+        assert words in text
+    assert "for each card and hour" in text
+    assert "12 preemptions a day" in text
+    assert "no: " in text, "what was rejected, and why"
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 170
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["v"] == 1
+    assert document["fits"] is True
+    assert document["model"] == {"name": "Qwen/Qwen2.5-32B", "parameters": 32_763_876_352}
+    best = document["best"]
+    assert best["total_bytes"] == sum(value for key, value in best["memory"].items() if key != "peak")
+    assert {one["zero_stage"] for one in document["alternatives"]} == {2, 3}
+
+
+def test_what_does_not_fit_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpus", "1xT4-16G", "--model", "Qwen/Qwen2.5-72B", "--max-length", "65536"]) == 0
+    text = capsys.readouterr().out
+    assert "no, on 1 card of 14.6 GiB" in text
+    assert "tokens/s" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "8xA100-80G"], "go together"),
+        (["--method", "full"], "go together"),
+        (["--gpus", "8xA100-80G", "--model", "Qwen/Qwen2.5-33B"], "did you mean"),
+        (["--gpus", "8xA100-81G", "--model", "Qwen/Qwen2.5-32B"], "A100-80G"),
+        (["--gpus", "8xA100-80G", "--model", "Qwen/Qwen2.5-32B", "--max-length", "0"], "--max-length 0"),
+        (["--gpus", "8xA100-80G", "--model", "Qwen/Qwen2.5-32B", "--config", "job.yaml"], "not both"),
+    ],
+)
+def test_mistakes(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert said in capsys.readouterr().err
