@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from launcher.cli.main import main
+from launcher.plan.known_models import known_config
+from tests.nvml.build import with_cards
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ASKED = ("plan", "--gpus", "8xA100-80G", "--model", "Qwen/Qwen2.5-32B")
 
@@ -56,3 +63,23 @@ def test_what_does_not_fit_is_no_error(capsys: pytest.CaptureFixture[str]) -> No
 def test_mistakes(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_with_a_job_the_plan_shows_the_same_parts_and_check_the_same_sum(
+    nvml_folder: Path, program: Program, job: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(known_config("Qwen/Qwen2.5-7B")), "utf-8")
+    path = job("method: full\ntraining: {per_device_train_batch_size: 32}\ncheck: {skip: [versions.stack]}\n")
+    environ = {**with_cards(nvml_folder, "8xA100"), "FTLAUNCH_SET": f"model.path={tmp_path / 'model'}"}
+    done = program("plan", "--config", path, environ=environ)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "memory of each rank:" in line]
+    assert "at its peak: logits " in line
+    assert "ZeRO 3, optimizer in host memory" in done.stdout
+    assert "no: " in done.stdout
+    size = line.split("memory of each rank:")[1].split(" at its peak")[0].strip()
+    checked = json.loads(program("check", "--config", path, "--json", environ=environ).stdout)
+    (finding,) = [finding for finding in checked["findings"] if finding["id"] == "gpu.memory"]
+    assert finding["severity"] == "warning"
+    assert finding["measured"] == f"{size} at the peak of a step"
