@@ -2,6 +2,7 @@
 
     python scripts/bench_memory_forecast.py                     # all cases; SmolLM2 needs `make demo`'s package
     python scripts/bench_memory_forecast.py --cases tiny
+    python scripts/bench_memory_forecast.py --cuda 1            # one rank on a GPU: torch.cuda's own peak
 
 Each case is two ranks of Transformers' own Trainer with the model, adapter and DeepSpeed settings of ftlaunch's plan,
 on rows of random tokens that all have the same length. Measured is the peak of one whole optimizer step, the third:
@@ -66,6 +67,7 @@ CASES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="", help="only cases whose line contains this text")
+    parser.add_argument("--cuda", type=int, metavar="RANKS", help="ranks on this machine's GPUs, instead of the CPU")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)  # one rank, started by this script
     options = parser.parse_args()
     if options.rank_of:
@@ -88,7 +90,7 @@ def main() -> int:
             title = title_of(case)
             if options.cases not in title:
                 continue
-            forecast, measured, parts = run_case(case, folder / str(number), tiny)
+            forecast, measured, parts = run_case(case, folder / str(number), tiny, options.cuda)
             worst = max(worst, abs(forecast / measured - 1))
             print(f"{title:58}{mib(forecast):>12}{mib(measured):>12}{forecast / measured:8.3f}  {parts}", flush=True)
     print(f"largest difference: {worst:.1%} (bound {BOUND:.0%})")
@@ -105,9 +107,11 @@ def mib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.1f} MiB"
 
 
-def run_case(case: Case, folder: Path, tiny: Path) -> tuple[float, float, str]:
+def run_case(case: Case, folder: Path, tiny: Path, cuda_ranks: int | None) -> tuple[float, float, str]:
     """Forecast and measured peak in bytes, of the rank that needs more, and the forecast's parts."""
     folder.mkdir()
+    num_ranks = cuda_ranks or NUM_RANKS
+    outside = {**os.environ} if cuda_ranks else {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     document = {
         "output_dir": str(folder / "run"),
         "model": {"path": str(tiny / "model")} if case.model == "tiny" else SMOLLM2,
@@ -121,11 +125,11 @@ def run_case(case: Case, folder: Path, tiny: Path) -> tuple[float, float, str]:
             "gradient_checkpointing": case.checkpointing,
         },
         "checkpoint": {"memory": "off"},
-        "cluster": {"nproc_per_node": NUM_RANKS},
+        "cluster": {"nproc_per_node": num_ranks},
     }
     job = folder / "job.yaml"
     job.write_text(json.dumps(document), "utf-8")  # JSON is YAML
-    prepared = prepare(job, [], {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, write=False)
+    prepared = prepare(job, [], outside, write=False)
     zero = {**prepared.plan.ds_config["zero_optimization"], "reduce_bucket_size": BUCKET_ELEMENTS}
     spec = dataclasses.replace(spec_of(prepared), ds_config={**prepared.plan.ds_config, "zero_optimization": zero})
     path = folder / "spec.json"
@@ -133,28 +137,28 @@ def run_case(case: Case, folder: Path, tiny: Path) -> tuple[float, float, str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     ranks = []
-    for number in range(NUM_RANKS):
+    for number in range(num_ranks):
         own: dict[str, object] = {
             "RANK": number,
             "LOCAL_RANK": number,
-            "WORLD_SIZE": NUM_RANKS,
-            "LOCAL_SIZE": NUM_RANKS,
+            "WORLD_SIZE": num_ranks,
+            "LOCAL_SIZE": num_ranks,
         }
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": ROOT}
-        environ = base_environ(prepared.plan.variables, os.environ) | {key: str(value) for key, value in own.items()}
+        environ = base_environ(prepared.plan.variables, outside) | {key: str(value) for key, value in own.items()}
         ranks.append(([sys.executable, __file__, "--rank-of", str(path)], environ, folder / f"output-{number}.log"))
     run_to_its_end(ranks)
-    told = [json.loads((folder / f"rank-{number}.json").read_text("utf-8")) for number in range(NUM_RANKS)]
+    told = [json.loads((folder / f"rank-{number}.json").read_text("utf-8")) for number in range(num_ranks)]
     most = max(told, key=lambda one: one["peak"])
     facts = read_model_facts(told[0]["model_folder"])
     setting = setting_of(
         prepared.job.config,
         facts,
         prepared.plan.lora_target_modules.value,
-        device="cpu",
+        device=prepared.plan.device.value,
         precision=case.precision,
         zero_stage=case.stage,
-        num_ranks=NUM_RANKS,
+        num_ranks=num_ranks,
         gradient_checkpointing=case.checkpointing,
         ds_config=spec.ds_config,
     )
@@ -180,7 +184,7 @@ def rank(path: Path) -> int:
     arguments = training_arguments(spec, config, place.world_size)
     model = load_model(spec, config, seed=arguments.seed)
     generator = torch.Generator().manual_seed(0)
-    num_rows = MEASURED_STEP * NUM_RANKS * arguments.per_device_train_batch_size
+    num_rows = MEASURED_STEP * place.world_size * arguments.per_device_train_batch_size
     rows = torch.randint(3, model.config.vocab_size, (num_rows, config.data.max_length), generator=generator)
     told: dict[str, Any] = {"model_folder": folder}
 
@@ -188,6 +192,10 @@ def rank(path: Path) -> int:
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == MEASURED_STEP - 1:
                 gc.collect()
+                if spec.device == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                    told["before"] = torch.cuda.memory_allocated()
+                    return
                 told["before"] = live_bytes()
                 self.profiler = torch.profiler.profile(
                     activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -195,7 +203,9 @@ def rank(path: Path) -> int:
                 self.profiler.start()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == MEASURED_STEP:
+            if state.global_step == MEASURED_STEP and spec.device == "cuda":
+                told["peak"] = torch.cuda.max_memory_allocated()
+            elif state.global_step == MEASURED_STEP:
                 self.profiler.stop()
                 told["peak"] = told["before"] + highest_sum(self.profiler)
 

@@ -11,13 +11,14 @@ from typing import Any
 from launcher.cli.what_if_options import OPTIONS
 from launcher.errors import UserError
 from launcher.plan.alternatives import FITS_SHARE, Alternative
-from launcher.plan.cards import parse_cards
+from launcher.plan.cards import CardCount, parse_cards
 from launcher.plan.known_models import find_model
 from launcher.plan.memory_model import MemoryForecast
 from launcher.plan.what_if import MAX_CARDS, Answer, Question, answer
 from launcher.preflight.finding import show_bytes
 
 _GIB = 1024**3
+NUM_ELSEWHERE = 5  # other kinds of cards that are shown; --json has all
 
 
 def main(options: argparse.Namespace) -> int:
@@ -74,11 +75,17 @@ def render(found: Answer) -> Iterator[str]:
         yield f"  {'memory:':15}{parts_line(best.memory)}"
     way = f" ({found.fewest_way.name}, micro-batch 1)" if found.fewest_way else ""
     yield f"  {'fewest cards:':15}{found.fewest if found.fewest else f'more than {MAX_CARDS}'}{way}"
+    others = ", ".join(_other_cards(one) for one in found.elsewhere[:NUM_ELSEWHERE])
+    yield f"  {'or:':15}{others or 'no other card that ftlaunch knows'}"
     yield from _time_and_cost(found)
     yield from _how_often_to_save(found)
     yield ""
     yield f"alternatives, fastest first (a card is full at {FITS_SHARE:.0%})"
     yield from table(found.alternatives, best)
+
+
+def _other_cards(one: CardCount) -> str:
+    return f"{one.num_cards} x {one.card.name}" + (f" ({one.card.instances})" if one.card.instances else "")
 
 
 def table(alternatives: Sequence[Alternative], best: Alternative | None = None) -> Iterator[str]:

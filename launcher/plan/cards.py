@@ -21,6 +21,7 @@ class Card:
     memory_gib: float
     tflops: float
     has_bf16: bool = True
+    instances: str = ""  # family of Alibaba Cloud instances with it, which PAI-DLC offers, too
 
     @property
     def memory_bytes(self) -> int:
@@ -28,28 +29,28 @@ class Card:
 
 
 CARDS = (
-    Card("A100-80G", 79.3, 312),
-    Card("A100-40G", 39.6, 312),
+    Card("A100-80G", 79.3, 312, instances="ecs.gn7e"),
+    Card("A100-40G", 39.6, 312, instances="ecs.gn7"),
     Card("A800-80G", 79.3, 312),
     Card("H100-80G", 79.6, 989),
     Card("H100-PCIe-80G", 79.6, 756),
     Card("H800-80G", 79.6, 989),
     Card("H200-141G", 139.8, 989),
-    Card("H20-96G", 95.6, 148),
+    Card("H20-96G", 95.6, 148, instances="ecs.gn8v"),
     Card("H20-141G", 139.8, 148),
     Card("B200-180G", 178.0, 2250),
     Card("L40S-48G", 44.5, 362),
-    Card("L20-48G", 44.0, 119.5),
+    Card("L20-48G", 44.0, 119.5, instances="ecs.gn8is"),
     Card("L4-24G", 22.5, 121),
-    Card("A10-24G", 22.2, 125),
+    Card("A10-24G", 22.2, 125, instances="ecs.gn7i"),
     Card("A30-24G", 23.5, 165),
     Card("A6000-48G", 47.5, 154.8),
     Card("RTX3090-24G", 23.6, 71),
     Card("RTX4090-24G", 23.6, 165),
     Card("RTX5090-32G", 31.0, 209.5),
-    Card("V100-16G", 15.8, 125, has_bf16=False),
-    Card("V100-32G", 31.7, 125, has_bf16=False),
-    Card("T4-16G", 14.6, 65, has_bf16=False),
+    Card("V100-16G", 15.8, 125, has_bf16=False, instances="ecs.gn6v"),
+    Card("V100-32G", 31.7, 125, has_bf16=False, instances="ecs.gn6e"),
+    Card("T4-16G", 14.6, 65, has_bf16=False, instances="ecs.gn6i"),
 )
 
 _COUNTED = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<cards>\d+)x(?P<name>\S+)", re.IGNORECASE)

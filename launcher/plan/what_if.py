@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from launcher.config.models import JobConfig
 from launcher.plan.alternatives import Alternative, first_that_fits, largest_micro_batch, weigh_all
-from launcher.plan.cards import CardCount
+from launcher.plan.cards import CARDS, CardCount
 from launcher.plan.decisions import choose_lora_targets
 from launcher.plan.forecasts import ADAM_BYTES, trained_parameters
 from launcher.plan.memory_model import MemorySetting, lora_sizes
@@ -71,6 +71,7 @@ class Answer:
     alternatives: tuple[Alternative, ...]
     fewest: int | None
     fewest_way: Alternative | None
+    elsewhere: tuple[CardCount, ...]  # as few other cards that are enough, least memory in all first
     step_s: float | None
     tokens_per_s: float | None
     hours: float | None
@@ -105,6 +106,7 @@ def answer(question: Question) -> Answer:
         alternatives=alternatives,
         fewest=fewest,
         fewest_way=fewest_way,
+        elsewhere=_elsewhere(question),
         step_s=step_s,
         tokens_per_s=tokens_per_s,
         hours=hours,
@@ -163,6 +165,18 @@ def _fewest(model: ModelFacts, setting: MemorySetting, card_bytes: int) -> tuple
         middle = (low + high) // 2
         low, high = (middle, high) if way(middle) is None else (low, middle)
     return high, way(high)
+
+
+def _elsewhere(question: Question) -> tuple[CardCount, ...]:
+    found = []
+    for card in CARDS:
+        if card is question.gpus.card:
+            continue
+        there = replace(question, gpus=CardCount(card, question.gpus.num_cards))
+        fewest, _ = _fewest(question.model, setting_for(there), card.memory_bytes)
+        if fewest is not None:
+            found.append(CardCount(card, fewest))
+    return tuple(sorted(found, key=lambda one: one.num_cards * one.card.memory_gib))
 
 
 def _saves(question: Question, num_trained: int, step_s: float) -> Saves:

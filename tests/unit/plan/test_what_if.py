@@ -97,6 +97,19 @@ def test_fewest_cards_are_enough_and_one_less_is_not() -> None:
         assert (best is not None) == fits
 
 
+def test_other_cards_that_are_enough() -> None:
+    """The weights are 61 GiB: one card of 140 GiB; as few of each as the same question answers for that card."""
+    found = answer(question())
+    counts = {one.card.name: one.num_cards for one in found.elsewhere}
+    assert counts["H200-141G"] == 1
+    assert counts["L20-48G"] > 1
+    assert "A100-80G" not in counts
+    for name in ("L20-48G", "A10-24G", "T4-16G"):
+        assert counts[name] == answer(question(f"8x{name}")).fewest
+    sizes = [one.num_cards * one.card.memory_gib for one in found.elsewhere]
+    assert sizes == sorted(sizes)
+
+
 def test_what_never_fits_says_so() -> None:
     found = answer(question("1xT4-16G", "meta-llama/Meta-Llama-3-70B", method="lora", max_length=200_000))
     assert (found.best, found.hours, found.saves) == (None, None, None)
