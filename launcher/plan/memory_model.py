@@ -212,8 +212,8 @@ def model_states(model: ModelFacts, setting: MemorySetting) -> tuple[int, int]:
         weights = 0 if setting.offload_params else weights // ranks
     if setting.offload_optimizer:
         return weights, 0
-    # ZeRO-1 and 2 have an fp32 copy of their own in fp32, too; without ZeRO, and with ZeRO-3, the weight is its own.
-    has_copy = size < 4 or setting.zero_stage in (1, 2)
+    # ZeRO has an fp32 copy of its own in fp32, too (ZeRO-3 could do without, where it takes both for the same device).
+    has_copy = size < 4 or setting.zero_stage > 0
     shard = trained if setting.zero_stage == 0 else -(-trained // ranks)
     return weights, (setting.moment_bytes + (4 if has_copy else 0)) * shard
 
@@ -280,12 +280,19 @@ def _at_loss(model: ModelFacts, setting: MemorySetting, activations: Activations
 
 def _at_layer(model: ModelFacts, setting: MemorySetting, activations: Activations) -> MemoryForecast:
     """The first layers' backward pass, the last to come: gradients are complete, and with checkpointing the inputs of
-    almost all layers are still there when the last layer has its turn; the larger of the two is near either."""
+    almost all layers are still there when the last layer has its turn; the larger of the two is near either.
+
+    The largest gradient is there whole until it is reduced: the output head's, and of a tied one the embedding's, too.
+    """
+    whole = 0
+    if setting.method == "full":
+        head = setting.weight_bytes * (model.hidden_size or 0) * (model.vocab_size or 0)
+        whole = head * (2 if model.ties_embeddings else 1)
     return _moment(
         model,
         setting,
         "layer",
-        gradients=_gradient_shard(setting),
+        gradients=_gradient_shard(setting) + whole,
         gathered=_gathered(model, setting),
         buckets=_buckets(setting),
         activations=activations.in_layer_bytes,
