@@ -180,6 +180,8 @@ def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ
             plan.node_forecast.final_bytes if plan.memory_every is not None else plan.node_forecast.checkpoint_bytes
         ),
         tensorboard=_writes_tensorboard(config, environ),
+        gpu_needed_bytes=plan.memory_forecast.total_bytes if plan.memory_forecast else None,
+        gpu_states_bytes=plan.memory_forecast.states_bytes if plan.memory_forecast else None,
         memory_needed_bytes=plan.node_forecast.ranks_bytes,
         memory_tier_bytes=plan.node_forecast.tier_bytes if config.checkpoint.memory != "off" else None,
         memory_tier_required=config.checkpoint.memory != "auto",

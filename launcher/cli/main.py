@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher import __version__
+from launcher.cli import what_if_options
 from launcher.errors import UserError
 
 LATER = "launcher.cli.later"
@@ -70,6 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
             )
         elif name != "schema":
             command.add_argument("paths", nargs="*", type=Path, metavar="PATH")
+        if name == "plan":
+            what_if_options.add_options(command)
         if name == "run":  # by a head, not by people: the order comes on standard input or is in a file
             command.add_argument("--as-node", nargs="?", const="-", help=argparse.SUPPRESS)
         if name == "checkpoints":

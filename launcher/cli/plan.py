@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from launcher.agent.prepare import Prepared, prepare
+from launcher.cli import what_if, what_if_options
 from launcher.config.models import JobConfig
 from launcher.diagnose.redact import HIDDEN, redact_environ, redact_text
 from launcher.fanout.plan import plan_fan_out
-from launcher.plan.decisions import Chosen
+from launcher.plan.chosen import Chosen
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.meeting import Meeting, node_name, plan_meeting
 from launcher.platforms.table import BY_HAND, PLATFORMS
@@ -22,6 +23,8 @@ from launcher.preflight.finding import show_bytes
 
 
 def main(options: argparse.Namespace) -> int:
+    if what_if_options.is_asked(options):
+        return what_if.main(options)
     prepared = prepare(options.config, options.set, os.environ, write=False, checks=False)
     if options.json:
         print(json.dumps(to_json(prepared), ensure_ascii=False, indent=2, default=str))
@@ -32,6 +35,7 @@ def main(options: argparse.Namespace) -> int:
 
 def to_json(prepared: Prepared) -> dict[str, Any]:
     job, plan = prepared.job, prepared.plan
+    memory = plan.memory_forecast
     document = plan.to_json()
     meeting = _meeting(prepared)
     return {
@@ -58,6 +62,8 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
         "memory_tier": document["memory_tier"],
         "template": document["template"],
         "memory_forecast_bytes": plan.memory_forecast_bytes,
+        "memory_forecast": {"peak": memory.peak, **memory.parts()} if memory else None,
+        "alternatives": [what_if.alternative_json(one) for one in plan.alternatives],
         "node_forecast": document["node_forecast"],
         "notes": plan.notes,
         "resume": prepared.resume_preview(),
@@ -122,11 +128,10 @@ def render(prepared: Prepared) -> Iterator[str]:
         yield f"  {name + ':':24}{value}  <- {choice.by}: {choice.reason}"
     yield from _network(prepared)
     yield from (f"  {_batch_title(plan, batch) + ':':24}{_batch(plan, batch)}" for batch in batch_sizes(plan))
-    forecast = "unknown: the model's shape is not known before it is loaded"
-    if plan.memory_forecast_bytes is not None:
-        size = show_bytes(plan.memory_forecast_bytes)
-        forecast = f"{size} of weights, gradients and optimizer; activations come on top"
-    yield f"  {'memory of each rank:':24}{forecast}"
+    yield f"  {'memory of each rank:':24}{_memory(plan)}"
+    if plan.alternatives:
+        yield "  other ways on this card:"
+        yield from (f"    {line}" for line in what_if.table(plan.alternatives))
     if plan.node_forecast.checkpoint_bytes is not None:
         yield f"  {'a checkpoint:':24}{show_bytes(plan.node_forecast.checkpoint_bytes)}"
     yield f"  {'resume:':24}{prepared.resume_preview()}"
@@ -154,6 +159,15 @@ def render(prepared: Prepared) -> Iterator[str]:
     yield from (f"  {line}" for line in json.dumps(dict(plan.ds_config), indent=2).splitlines())
     yield ""
     yield from _commands(prepared)
+
+
+def _memory(plan: LaunchPlan) -> str:
+    if plan.memory_forecast_bytes is None:
+        return "unknown: the model's shape is not known before it is loaded"
+    size = show_bytes(plan.memory_forecast_bytes)
+    if plan.memory_forecast is None:
+        return f"{size} of weights, gradients and optimizer; activations come on top"
+    return f"{size} at its peak: {what_if.parts_line(plan.memory_forecast)}"
 
 
 def _how_often(memory_every: int | None) -> str:

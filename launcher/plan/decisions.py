@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
 
 from launcher.config.models import JobConfig
 from launcher.errors import PreflightRefused, UserError
 from launcher.host.compute import Memory
 from launcher.host.facts import HostFacts
 from launcher.host.gpus import Gpu
+from launcher.plan.alternatives import FITS_SHARE, Alternative
+from launcher.plan.chosen import Chosen
 from launcher.plan.model_facts import ModelFacts
-
-T = TypeVar("T")
 
 # Every linear layer of the decoder blocks; `lm_head` is left out (large, and tied to the embeddings in small models).
 _LLAMA_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -22,15 +21,6 @@ _LLAMA_LIKE = frozenset(
 )
 _GIB = 1024**3
 _TEMPLATE_SHARE = 0.25  # of the memory that is free when the run begins
-
-
-@dataclass(frozen=True)
-class Chosen(Generic[T]):
-    """A value and why; `by` is "job.yaml" where the user set it, else "ftlaunch"."""
-
-    value: T
-    reason: str
-    by: str = "ftlaunch"
 
 
 def visible(facts: HostFacts) -> tuple[Gpu, ...]:
@@ -99,12 +89,19 @@ def _asked_precision(asked: str, facts: HostFacts, device: str) -> Chosen[str]:
 
 
 def choose_zero_stage(
-    config: JobConfig, facts: HostFacts, model: ModelFacts, device: str, num_ranks: int, earlier: int | None = None
+    config: JobConfig,
+    facts: HostFacts,
+    model: ModelFacts,
+    device: str,
+    num_ranks: int,
+    earlier: int | None = None,
+    alternatives: Sequence[Alternative] = (),
 ) -> Chosen[int]:
-    """Stage 2 where weights fit on each card with room for activations; stage 3 where they do not.
+    """Stage 2 where it fits on the smallest card with a margin; stage 3 where it does not.
 
     `num_ranks`: of all nodes, at the smallest size of the job, so that it fits however many nodes there are.
-    Bytes per parameter are DeepSpeed's own estimators: ZeRO-2 needs 2P + 18P/G per card when all weights are trained.
+    `alternatives`: for that size and card; empty where only the number of parameters is known. Then bytes per parameter
+    are those of DeepSpeed's own estimators: ZeRO-2 needs 2P + 18P/G per card when all weights are trained.
     """
     if config.deepspeed.stage != "auto":
         return Chosen(int(config.deepspeed.stage), "deepspeed.stage", by="job.yaml")
@@ -120,12 +117,34 @@ def choose_zero_stage(
         )
         return Chosen(2, f"the faster stage; {known}")
     card_bytes = min(gpu.memory_total_bytes for gpu in gpus)
+    if alternatives:
+        return _first_stage_that_fits(alternatives, offloads=config.deepspeed.offload_optimizer)
     needed = static_bytes(config.method, parameters, num_ranks, zero_stage=2)
     bound = 0.7 * card_bytes
     sizes = f"{needed / _GIB:.1f} GiB of weights, gradients and optimizer per GPU, of {card_bytes / _GIB:.0f} GiB"
     if needed <= bound:
         return Chosen(2, f"ZeRO-2 fits: {sizes}")
     return Chosen(3, f"ZeRO-2 would not fit: {sizes}, and 30 % are kept for activations")
+
+
+def _first_stage_that_fits(alternatives: Sequence[Alternative], *, offloads: bool) -> Chosen[int]:
+    two, three = (
+        next(one for one in alternatives if one.zero_stage == stage and one.offload_optimizer == offloads)
+        for stage in (2, 3)
+    )
+
+    def size(one: Alternative) -> str:
+        return f"{one.memory.total_bytes / _GIB:.1f} GiB per GPU at its peak, of {one.card_bytes / _GIB:.0f} GiB"
+
+    if two.fits:
+        return Chosen(2, f"ZeRO-2 fits: {size(two)}")
+    if three.fits:
+        return Chosen(
+            3, f"ZeRO-2 would not fit: {size(two)}, {1 - FITS_SHARE:.0%} are kept free; ZeRO-3 needs {size(three)}"
+        )
+    return Chosen(
+        3, f"neither ZeRO-2 ({size(two)}) nor ZeRO-3 fits ({size(three)}, {1 - FITS_SHARE:.0%} are kept free)"
+    )
 
 
 def static_bytes(method: str, parameters: int, num_ranks: int, *, zero_stage: int) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.config.models import JobConfig
 from launcher.host.compute import MEMORY_TIGHT, Memory
-from launcher.plan.decisions import Chosen
+from launcher.plan.chosen import Chosen
 from launcher.plan.model_facts import ModelFacts, linear_shapes
 
 _GIB = 1024**3

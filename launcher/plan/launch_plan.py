@@ -13,8 +13,9 @@ from launcher.config.load import LoadedJob
 from launcher.config.models import JobConfig
 from launcher.errors import NotInThisVersion, UserError
 from launcher.host.facts import HostFacts
+from launcher.plan.alternatives import Alternative, weigh_all
+from launcher.plan.chosen import Chosen
 from launcher.plan.decisions import (
-    Chosen,
     choose_device,
     choose_gradient_checkpointing,
     choose_lora_targets,
@@ -24,6 +25,7 @@ from launcher.plan.decisions import (
     choose_zero_stage,
     require_methods_fit,
     static_bytes,
+    visible,
 )
 from launcher.plan.ds_config import make_ds_config, require_precision, stage_of
 from launcher.plan.environment import (
@@ -37,6 +39,7 @@ from launcher.plan.environment import (
 from launcher.plan.forecasts import NodeForecast, choose_memory_tier, forecast_node
 from launcher.plan.launch_files import deepspeed_env_text, hostfile_text
 from launcher.plan.meeting import Meeting, plan_meeting
+from launcher.plan.memory_model import MemoryForecast, MemorySetting, forecast_memory, setting_of
 from launcher.plan.model_facts import ModelFacts
 from launcher.plan.network import hosts_of
 from launcher.plan.spec import global_batch_of
@@ -49,8 +52,10 @@ class LaunchPlan:
 
     `num_nodes` and `min_nodes`: the most and the fewest nodes that train together. `num_ranks`: on each node.
     `meeting`: None where no other node takes part, and on a head that is no node itself. `global_batch_size`: samples
-    of an optimizer step over all ranks, which stays the same with fewer nodes. `memory_forecast_bytes` is per card at
-    the smallest size, without activations; None where unknown. `memory_tier`: whether checkpoints are kept in memory,
+    of an optimizer step over all ranks, which stays the same with fewer nodes. `memory_forecast` is per rank at the
+    smallest size of the job, None where the model's shape is not known; `memory_forecast_bytes` its sum, or, where only
+    the number of parameters is known, that of weights, gradients and optimizer. `alternatives`: other stages on the
+    smallest card. `memory_tier`: whether checkpoints are kept in memory,
     as far as this node is concerned. `memory_every`: how often, as `RankSpec` says it.
     """
 
@@ -72,7 +77,9 @@ class LaunchPlan:
     deepspeed_env: str
     identity: Mapping[str, Any]
     model: ModelFacts
+    memory_forecast: MemoryForecast | None
     memory_forecast_bytes: int | None
+    alternatives: tuple[Alternative, ...]
     node_forecast: NodeForecast
     memory_tier: Chosen[bool]
     memory_every: int | None
@@ -132,7 +139,30 @@ def make_plan(
         require_methods_fit(config, device.value, num_ranks.value, facts, num_nodes=place.max_nodes)
         precision = choose_precision(config, facts, device.value, earlier.get("precision"))
     fewest_ranks = place.min_nodes * num_ranks.value
-    zero_stage = choose_zero_stage(config, facts, model, device.value, fewest_ranks, earlier.get("deepspeed.stage"))
+    targets = choose_lora_targets(config, model)
+    checkpointing = choose_gradient_checkpointing(config, device.value)
+
+    def setting(stage: int, ds_config: Mapping[str, Any]) -> MemorySetting:
+        return setting_of(
+            config,
+            model,
+            targets.value,
+            device=device.value,
+            precision=precision.value,
+            zero_stage=stage,
+            num_ranks=fewest_ranks,
+            gradient_checkpointing=checkpointing.value,
+            ds_config=ds_config,
+        )
+
+    alternatives: tuple[Alternative, ...] = ()
+    if device.value == "cuda":
+        card_bytes = min(gpu.memory_total_bytes for gpu in visible(facts))
+        two = setting(2, {"zero_optimization": {"overlap_comm": True}})
+        alternatives = weigh_all(model, two, card_bytes)
+    zero_stage = choose_zero_stage(
+        config, facts, model, device.value, fewest_ranks, earlier.get("deepspeed.stage"), alternatives
+    )
     ds_config = make_ds_config(config, zero_stage=zero_stage.value, device=device.value)
     if config.deepspeed.config is not None:
         zero_stage = Chosen(stage_of(ds_config), "your own DeepSpeed JSON", by="job.yaml")
@@ -140,12 +170,12 @@ def make_plan(
             require_precision(ds_config, precision.value)
     wanted = proposals(device.value, num_ranks.value, facts.cpu.num_usable, network, has_rdma=bool(facts.rdma))
     variables = resolve_environment(wanted, config.env, environ)
-    forecast = (
+    forecast = forecast_memory(model, setting(zero_stage.value, ds_config))
+    states_bytes = (
         int(static_bytes(config.method, model.num_parameters, fewest_ranks, zero_stage=zero_stage.value))
         if model.num_parameters
         else None
     )
-    targets = choose_lora_targets(config, model)
     node_forecast = forecast_node(
         config,
         model,
@@ -155,7 +185,7 @@ def make_plan(
         zero_stage=zero_stage.value,
         num_ranks=num_ranks.value,
         nodes=(place.min_nodes, place.max_nodes),
-        card_bytes=forecast,
+        card_bytes=states_bytes,
     )
     tier = Chosen(config.checkpoint.memory != "off", "decided on each node")
     if not is_head_only:
@@ -170,7 +200,7 @@ def make_plan(
         num_ranks=num_ranks,
         precision=precision,
         zero_stage=zero_stage,
-        gradient_checkpointing=choose_gradient_checkpointing(config, device.value),
+        gradient_checkpointing=checkpointing,
         lora_target_modules=targets,
         network=network,
         variables=variables,
@@ -181,7 +211,9 @@ def make_plan(
         deepspeed_env=deepspeed_env_text(variables if place.max_nodes == 1 else _for_every_node(variables)),
         identity=run_identity(config, zero_stage=zero_stage.value, precision=precision.value),
         model=model,
-        memory_forecast_bytes=forecast,
+        memory_forecast=forecast,
+        memory_forecast_bytes=forecast.total_bytes if forecast else states_bytes,
+        alternatives=alternatives,
         node_forecast=node_forecast,
         memory_tier=tier,
         memory_every=(config.checkpoint.memory_steps or 0) if tier.value else None,

@@ -44,6 +44,8 @@ class PreflightInputs:
     scratch: Disk | None = None  # this node's own disk, where checkpoints are made on an object mount
     scratch_needed_bytes: int | None = None
     tensorboard: bool = False  # event files below output_dir
+    gpu_needed_bytes: int | None = None  # by a rank on its card, at the peak of a step
+    gpu_states_bytes: int | None = None  # of these, what is there all the time
     memory_needed_bytes: int | None = None  # by the ranks of this node
     memory_tier_bytes: int | None = None  # by checkpoints in memory; None: switched off
     memory_tier_required: bool = False  # job.yaml asks for them, it does not leave it open

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from launcher.preflight import check_gpu_health, check_gpus, check_host, check_limits, check_storage, check_versions
+from launcher.preflight import (
+    check_gpu_health,
+    check_gpu_memory,
+    check_gpus,
+    check_host,
+    check_limits,
+    check_storage,
+    check_versions,
+)
 from launcher.preflight.check import Check, Group
 
 OF_THE_NODE: tuple[Group, ...] = (
@@ -99,6 +107,14 @@ OF_THE_NODE: tuple[Group, ...] = (
                 "",
                 "more than 1 GiB of a card",
                 "end the process, or leave the card out",
+            ),
+            Check(
+                "gpu.memory",
+                check_gpu_memory.check_gpu_memory,
+                "the forecast of a step's memory ([sizing.md](sizing.md)) against the smallest card",
+                "weights, optimizer and CUDA alone do not fit",
+                "a step with rows of `data.max_length` tokens does not fit",
+                "smaller micro-batch, shorter rows, ZeRO 3, offloading, QLoRA, more cards",
             ),
             Check(
                 "gpu.mixed",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import socket
 import sys
@@ -103,6 +104,7 @@ def _make(spec_path: Path, agent: socket.socket) -> Any:
             told_at_s = time.monotonic()
             _tell(agent, state="working", phase=phase, done=f"{count} records")
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     # Threads of a loader or of OpenMP would not be there in a forked rank, but what they had locked would.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -21,7 +21,11 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 COMMAND_LINE = {
     "run": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
     "check": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
-    "plan": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
+    "plan": [
+        *("--config JOB.YAML", "--set KEY=VALUE", "--gpus NxCARD", "--model NAME", "--method {lora,qlora,full}"),
+        *("--max-length N", "--global-batch N", "--tokens N", "--price P", "--utilisation SHARE"),
+        *("--preemptions-per-day X", "--json"),
+    ],
     "schema": ["--json"],
     "prepare": ["--config JOB.YAML", "--set KEY=VALUE", "--json"],
     "diagnose": ["--json", "PATH ..."],

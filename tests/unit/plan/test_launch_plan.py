@@ -14,6 +14,7 @@ from launcher.errors import NotInThisVersion, PreflightRefused, UserError
 from launcher.host.compute import Memory
 from launcher.host.routes import Route
 from launcher.plan.ds_config import make_ds_config, stage_of
+from launcher.plan.known_models import find_model
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts
 from launcher.plan.network import choose_network
@@ -209,6 +210,30 @@ def test_the_stage_and_the_forecast_are_for_the_smallest_size() -> None:
     forecast = {count: m.memory_forecast_bytes for count, m in made.items()}
     assert forecast[(2, 4)] == forecast[2]
     assert forecast[(1, 4)] == forecast[1]
+
+
+def test_with_a_known_shape_the_stage_is_the_first_that_fits_at_its_peak() -> None:
+    """7.6e9 parameters, all trained on eight cards: 34 GiB each with one row of 2048 tokens; with eight rows 63 GiB, of
+    which the logits are 28; with sixteen not even ZeRO-3 fits."""
+    model = find_model("Qwen/Qwen2.5-7B")
+    made = {
+        rows: plan_for(nodes(1), {"method": "full", "training": {"per_device_train_batch_size": rows}}, model=model)
+        for rows in (1, 8, 12, 32)
+    }
+    assert [plan.zero_stage.value for plan in made.values()] == [2, 2, 3, 3]
+    assert "ZeRO-2 fits" in made[1].zero_stage.reason
+    assert "ZeRO-2 would not fit" in made[12].zero_stage.reason
+    assert "neither" in made[32].zero_stage.reason
+    for plan in made.values():
+        assert plan.memory_forecast is not None
+        assert plan.memory_forecast_bytes == plan.memory_forecast.total_bytes
+        (same,) = [
+            one
+            for one in plan.alternatives
+            if one.zero_stage == plan.zero_stage.value and not one.offload_optimizer and not one.offload_params
+        ]
+        assert same.memory == plan.memory_forecast, "what is shown, decided by and checked is one number"
+        assert all(one.fits or one.why for one in plan.alternatives)
 
 
 def test_a_drill_may_name_a_rank_of_another_node() -> None:

@@ -125,6 +125,8 @@ def node_with() -> NodeWith:
             "agent_port": 29430,
             "agent_port_free": True,
             "disk_needed_bytes": 100 * GIB,
+            "gpu_needed_bytes": 12 * GIB,
+            "gpu_states_bytes": 8 * GIB,
             "memory_needed_bytes": 64 * GIB,
             "memory_tier_bytes": 32 * GIB,
             "env": {"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"},

@@ -307,6 +307,26 @@ CASES = {
         {},
         ("7 x NVIDIA A100-SXM4-80GB + 1 x Tesla V100-SXM2-16GB", "no bf16", "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6"),
     ),
+    "a step that only shorter rows fit into": Case(
+        "gpu.memory",
+        WARNING,
+        {},
+        {"gpu_needed_bytes": 90 * GIB, "gpu_states_bytes": 40 * GIB},
+        (
+            "90 GiB at the peak of a step",
+            "<= 80 GiB",
+            "data.max_length",
+            "gradient_accumulation_steps",
+            "ftlaunch plan",
+        ),
+    ),
+    "weights that no row length makes fit, on the smallest card": Case(
+        "gpu.memory",
+        ERROR,
+        {"gpus": (replace(HEALTHY.gpus[0], memory_total_bytes=24 * GIB), *HEALTHY.gpus[1:])},
+        {"gpu_needed_bytes": 40 * GIB, "gpu_states_bytes": 30 * GIB},
+        ("weights, optimizer and CUDA alone take 30 GiB", "<= 24 GiB", "deepspeed.stage: 3", "method: qlora"),
+    ),
     "few open files with workers": Case(
         "limits.nofile", WARNING, {"nofile_limit": 1024}, {}, ("1024", "ulimit -n 65536")
     ),
@@ -635,6 +655,7 @@ def test_the_gain_of_more_nodes_is_what_the_ring_leaves() -> None:
             id="checkpoints in memory are off",
         ),
         pytest.param({"memory": None}, {"memory_tier_required": True}, id="memory that cannot be read"),
+        pytest.param({}, {"gpu_needed_bytes": None, "gpu_states_bytes": None}, id="a model of unknown shape"),
         pytest.param({}, {"interface": "auto", "port_free": None, "disk_needed_bytes": None}, id="nothing asked"),
         pytest.param({"versions": {}}, {"method": None}, id="a trainer of the user's own"),
         pytest.param({"disk": Disk("/oss", None, None, None, "ok")}, {}, id="an object store that tells no size"),
