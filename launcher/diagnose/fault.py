@@ -31,7 +31,8 @@ class Fault:
 
     A class may have several entries where the remedy differs (`nccl_ib_failure`: cable or settings); the first that
     matches a line owns it. In patterns a blank stands for any white space, so that a message which a console has
-    wrapped still matches; named groups fill the places of the same name in `cause` and `remedy`.
+    wrapped still matches; named groups fill the places of the same name in `cause` and `remedy`; the group
+    `proof`, where there is one, begins on the line that is shown.
     """
 
     cls: str
@@ -46,6 +47,7 @@ class Fault:
     victims: tuple[str, ...] = ()
     headlines: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    plainest: str = ""  # of several lines of one message, the one that says most
     near: str = ""  # must also occur in the lines around the match (a traceback's frames)
     applies: Callable[[Mapping[str, str]], bool] | None = None  # and the named values must say so
     signals: tuple[int, ...] = ()  # the exits that mean this when nothing else was printed

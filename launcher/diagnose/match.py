@@ -8,19 +8,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from launcher.diagnose.catalogue import CATALOGUE
 from launcher.diagnose.evidence import NumberedLines
 from launcher.diagnose.fault import Fault, Strength, compile_pattern
+from launcher.diagnose.literals import literals_of
 
 _LINES_BEFORE = 80  # a traceback and the progress bar above it
 _LINES_AFTER = 40  # and the traceback below a warning
 _LINES_KEPT = 400  # before the last steps: what is older belongs to a time when all was well
 _STEPS_SURVIVED = 3  # ranks are at most a step apart, so three more steps prove that nobody died
 
-# Prefixes by which consoles tell ranks apart; without them, wrapped messages join and exceptions begin a line.
-_PREFIX = re.compile(r"^(?:\[(?:rank|default)(?P<rank>\d+)\]:(?!\[)\s?|│\s?)")
-_RANK = re.compile(r"\[(?:rank|default|Rank )(\d+)\]|\[PG .{0,60}?Rank (\d+)\]|\blocal_rank\s*: (\d+)")
+# What consoles put before a line, several of them one after the other: without it wrapped messages join, and exceptions
+# begin a line.
+_PREFIX = re.compile(
+    r"(?:\[(?:rank|default)\d+\]:(?!\[)\s?"  # torch, torchrun
+    r"|│\s?"  # Rich
+    r"|\[\d+,\d+\]<std(?:out|err)>:?\s?"  # mpirun --tag-output
+    r"|\([\w.]+ pid=\d+(?:, ip=[\d.]+)?\)\s"  # Ray
+    r"|\[pod/[^\]]+\]\s"  # kubectl logs --prefix
+    r"|\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)\s(?:std(?:out|err)\s[FP]\s)?"  # kubelet, docker --timestamps
+    r"|\s{0,3}\d{1,4}:\s"  # srun --label
+    r"|(?:[a-z][a-z.\-]{0,62}[\d\-][\w.\-]{0,62}|\d+(?:\.\d+){3}):\s"  # pdsh: a host's name or address
+    r"){1,5}"
+)
+_RANK = re.compile(
+    r"\[(?:rank|default|Rank )(\d+)\]|\[PG .{0,60}?Rank (\d+)\]|\blocal_rank\s*: (\d+)|^\[\d+,(\d+)\]<std"
+)
+_TASK = re.compile(r"^\s{0,3}(\d{1,4}): ")  # srun --label; a task is a rank
+_TASKS_SHARE = 0.5  # of the lines, from which on a number before the colon is a task's
+_RAISED = re.compile(r"(?:[a-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception): ")
+_CODE_FRAME = re.compile(r'^\s*File "[^"]+", line \d+')
+_CODE = re.compile(r"^\s{2,}(?:raise|assert|return|warnings\.warn|logger\.\w+)\b|^\s*(?:❱\s*)?\d{1,5} │")
 _STEP = re.compile(
     r"(?:loss|LOSS|Loss)['\"]?\s{0,4}[:=]\s{0,4}-?[\d.]+|(?:iteration|[Ss]tep)\s{0,4}[:=]?\s{0,4}\d+\s{0,4}[/|,:]"
 )
@@ -37,12 +57,29 @@ class Match:
     text: str
     values: tuple[tuple[str, str], ...]
     rank: int | None  # named by the line itself
+    plainness: int = 0  # among lines of one message the smallest says most
+
+
+class _Compiled(NamedTuple):
+    fault: Fault
+    strength: Strength
+    pattern: re.Pattern[str]
+    near: re.Pattern[str] | None
+    plainest: re.Pattern[str] | None
+    literals: frozenset[str]  # one of them is in every text that matches
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[tuple[Fault, Strength, re.Pattern[str], re.Pattern[str] | None], ...]:
+def _compiled() -> tuple[_Compiled, ...]:
     return tuple(
-        (fault, strength, compile_pattern(pattern), compile_pattern(fault.near) if fault.near else None)
+        _Compiled(
+            fault,
+            strength,
+            compile_pattern(pattern),
+            compile_pattern(fault.near) if fault.near else None,
+            compile_pattern(fault.plainest) if fault.plainest else None,
+            literals_of(pattern),
+        )
         for fault in CATALOGUE
         for strength, pattern in fault.patterns()
     )
@@ -50,22 +87,31 @@ def _compiled() -> tuple[tuple[Fault, Strength, re.Pattern[str], re.Pattern[str]
 
 def find_matches(lines: NumberedLines) -> tuple[Match, ...]:
     """At most one match per line: the first entry of the catalogue that knows it, in the order of the log."""
-    stripped = [_PREFIX.sub("", text) for _, text in lines]
+    stripped = [_strip_prefix(text) for _, text in lines]
+    by_task = _tells_tasks_apart([text for _, text in lines])
     last_survived = _last_survived(stripped)
     first = max(0, last_survived - _LINES_KEPT)
     starts = list(accumulate((len(text) + 1 for text in stripped[first:]), initial=0))
     whole = "\n".join(stripped[first:])
     by_line: dict[int, Match] = {}
-    for fault, strength, pattern, near in _compiled():
+    for fault, usual_strength, pattern, near, plainest, literals in _compiled():
+        if not any(literal in whole for literal in literals):
+            continue
         for found in pattern.finditer(whole):
-            index = first + bisect_right(starts, found.start()) - 1
+            strength = usual_strength
+            start = found.start("proof") if "proof" in pattern.groupindex else found.start()
+            index = first + bisect_right(starts, start) - 1
             if index in by_line or (near and not near.search("\n".join(_around(stripped, index)))):
                 continue
             values = {name: value for name, value in found.groupdict().items() if value is not None}
             if fault.applies and not fault.applies(values):
                 continue
             number, text = lines[index]
-            by_line[index] = Match(fault, strength, index, number, text, tuple(values.items()), rank_named_in(text))
+            if Strength.KERNEL < strength < Strength.HINT and _is_code(stripped, index):
+                strength = Strength.HINT
+            rank = rank_named_in(text, by_task=by_task)
+            plainness = _plainness(stripped[index], plainest)
+            by_line[index] = Match(fault, strength, index, number, text, tuple(values.items()), rank, plainness)
     return _weigh([by_line[index] for index in sorted(by_line)], last_survived)
 
 
@@ -77,9 +123,31 @@ def _last_survived(lines: Sequence[str]) -> int:
     return steps[-_STEPS_SURVIVED] if len(steps) >= _STEPS_SURVIVED else -1
 
 
-def rank_named_in(line: str) -> int | None:
-    """The rank that a line of a shared console says it comes from."""
-    found = _RANK.search(line)
+def _plainness(line: str, plainest: re.Pattern[str] | None) -> int:
+    """A fault's own choice first, then what was raised, then what was only printed on the way."""
+    if plainest and plainest.search(line):
+        return 0
+    return 1 if _RAISED.match(line) else 2
+
+
+def _strip_prefix(text: str) -> str:
+    found = _PREFIX.match(text)
+    return text[found.end() :] if found else text
+
+
+def _tells_tasks_apart(texts: Sequence[str]) -> bool:
+    return sum(1 for text in texts if _TASK.match(text)) > _TASKS_SHARE * len(texts)
+
+
+def _is_code(lines: Sequence[str], index: int) -> bool:
+    """Whether a traceback only quotes this line: what `raise` would say is not what was raised."""
+    line = lines[index]
+    return bool(_CODE.match(line) or (index and line.startswith("  ") and _CODE_FRAME.match(lines[index - 1])))
+
+
+def rank_named_in(line: str, *, by_task: bool = False) -> int | None:
+    """The rank that a line of a shared console says it comes from; `by_task`: the console is `srun --label`'s."""
+    found = _RANK.search(line) or (_TASK.match(line) if by_task else None)
     return int(next(group for group in found.groups() if group)) if found else None
 
 
@@ -106,5 +174,5 @@ def _weigh(matches: Sequence[Match], last_survived: int) -> tuple[Match, ...]:
             strength = Strength.VICTIM
         weighed.append(match if strength == match.strength else replace(match, strength=strength))
         preempted = preempted or strength == Strength.SCHEDULER
-        fallen = fallen or Strength.KERNEL < strength < Strength.HINT
+        fallen = fallen or (Strength.KERNEL < strength < Strength.HINT and strength != Strength.SCHEDULER)
     return tuple(weighed)

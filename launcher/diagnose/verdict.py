@@ -7,6 +7,7 @@ Victims are never the cause while anything else exists.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import signal
@@ -21,6 +22,7 @@ from launcher.diagnose.exits import find_ends, judge_end
 from launcher.diagnose.fault import Strength
 from launcher.diagnose.match import Match, find_matches
 from launcher.diagnose.redact import redact_text
+from launcher.diagnose.stamps import stamp_of
 from launcher.i18n import Text
 
 VERDICT_VERSION = 1
@@ -125,7 +127,28 @@ def diagnose(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence] = ()) 
     if not candidates:
         return _unknown(ranks)
     candidates.sort(key=_Candidate.order)
+    _best_first(candidates)
     return _verdict(candidates, nodes)
+
+
+def _best_first(candidates: list[_Candidate]) -> None:
+    """Of equals the first by the clock is the cause, where every one of them tells the time; then its plainest line."""
+    equals = list(itertools.takewhile(lambda c: c.order() == candidates[0].order(), candidates))
+    stamps = [stamp_of(c.match.text) for c in equals]
+    if all(stamps) and len({stamp.kind for stamp in stamps if stamp}) == 1:
+        first = min(range(len(equals)), key=lambda i: stamps[i] or ())
+        candidates.insert(0, candidates.pop(first))
+    best = candidates[0]
+    same = [c for c in equals if c.source == best.source and _one_message(c.match, best.match)]
+    plainest = min(same or [best], key=lambda c: c.match.plainness)
+    candidates.remove(plainest)
+    candidates.insert(0, plainest)
+
+
+def _one_message(one: Match, other: Match) -> bool:
+    near = abs(one.index - other.index) <= _MAX_FRAME_LINES
+    own = one.strength in (Strength.KERNEL, Strength.ERROR, Strength.SCHEDULER, Strength.VAGUE)
+    return one.fault is other.fault and own and near and (one.rank == other.rank or one.rank is None or other.rank is None)
 
 
 def _sources(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> Iterable[_Source]:

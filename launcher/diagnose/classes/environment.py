@@ -71,7 +71,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"(?:ImportError|OSError): .{0,300}undefined symbol",
-            r"Failed to import \S+ because of the following error",
+            r"Failed to import \S+ because of the following error[^\n]*:\s*(?P<proof>\S[^\n]*)",
             r"cannot open shared object file",
             r"version `?GLIBC(?:XX)?_\S+ not found",
             r"\.dtype size changed",
@@ -80,6 +80,7 @@ FAULTS: tuple[Fault, ...] = (
             r"ModuleNotFoundError: No module named",
             r"numpy\.core\.multiarray failed to import",
         ),
+        plainest=r"undefined symbol: \S+$",
         hints=(
             r"undefined symbol: \S+",
             r"compiled using NumPy 1\.x cannot be run in NumPy 2",
@@ -104,6 +105,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Expected to mark a variable ready only once",
             r"has been marked as ready twice",
         ),
+        plainest=r"has been marked as ready twice",
         cause=Text(
             "{where}: DDP and the model disagree on which parameters take part in a step (unused ones, or "
             "re-entrant checkpointing).",
@@ -158,6 +160,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="preempted",
         action="retry",
         signals=(15,),
+        plainest=r"DUE TO",
         scheduler=(
             r"DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT|NODE FAILURE)",
             r"CANCELLED AT \S+",

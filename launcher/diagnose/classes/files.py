@@ -14,6 +14,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="host_oom",
         action="adjust:host_memory",
         signals=(9,),
+        plainest=r"Kill(?:ed)? process \d+",
         kernel=(
             r"[Oo]ut of memory: Kill(?:ed)? process \d+",
             r"oom-kill:constraint=\w+",

@@ -335,6 +335,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="port_in_use",
         action="adjust:master_port",
         errors=(r"EADDRINUSE|[Aa]ddress already in use",),
+        plainest=r"failed to bind to \S+",
         cause=Text(
             "{where}: the port is taken, by a left-over of an earlier run or by another job on this node.",
             "{where}：端口已被占用：之前运行的残留进程，或本节点上的其他作业。",
@@ -348,8 +349,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="rdzv_timeout",
         action="adjust:rdzv_id",
-        errors=(r"Rendezvous(?:Timeout|Closed|Connection)Error", *_CLIENT_TIMEOUT),
-        near=r"generated a random run_id",
+        errors=(r"generated a random run_id",),
+        near=r"Rendezvous(?:Timeout|Closed|Connection)Error|client socket has (?:timed out after|failed to connect to)",
         cause=Text(
             "{where}: the nodes cannot meet: each made a run id of its own, because none was given.",
             "{where}：各节点无法会合：未指定 run id，每个节点各自随机生成了一个。",

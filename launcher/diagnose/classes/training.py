@@ -272,6 +272,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Can't find 'adapter_config\.json' at",
             r"Target modules .{0,400}not found in the base model",
         ),
+        plainest=r"size mismatch for",
         hints=(r"Found missing adapter keys while loading the checkpoint",),
         cause=Text(
             "{where}: the adapter does not fit the base model or the lora settings (rank r, target_modules, "
@@ -330,6 +331,7 @@ FAULTS: tuple[Fault, ...] = (
             r"UnicodeDecodeError",
             r"Failed to read file '[^']*' with error",
         ),
+        plainest=r"Expected (?:bytes|str\w*|u?int\w*|list\w*|dict\w*),? (?:got|but got) ",
         cause=Text(
             "{where}: a record of the training data cannot be read, or a column changes its type.",
             "{where}：训练数据中有记录无法解析，或某列的类型不一致。",
