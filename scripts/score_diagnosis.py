@@ -22,9 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from launcher.diagnose.evidence import RankEvidence, clean_line, number_lines  # noqa: E402
-from launcher.diagnose.redact import redact_text  # noqa: E402
-from launcher.diagnose.verdict import Verdict, diagnose  # noqa: E402
+from launcher.diagnose.evidence import RankEvidence, clean_line, number_lines
+from launcher.diagnose.redact import redact_text
+from launcher.diagnose.verdict import Verdict, diagnose
 
 HALF = 0.5
 NEAR_LINES = 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -20,11 +20,13 @@ parser, constants = (
     else (import_module("sre_parse"), import_module("sre_constants"))
 )
 
-_NOT_IN_TEMPLATES = re.compile(r"[^A-Za-z_(),:'\[\]\"`/*&<>=!]+")  # digits change from line to line; blanks may be breaks
+_NOT_IN_TEMPLATES = re.compile(
+    r"[^A-Za-z_(),:'\[\]\"`/*&<>=!]+"
+)  # digits change from line to line; blanks may be breaks
 _MIN_LENGTH = 3
 
 
-@lru_cache(maxsize=None)
+@cache
 def literals_of(pattern: str) -> frozenset[str]:
     """One of these is in every text that `pattern` (of a `Fault`) matches. They hold no digits and no blanks.
 
@@ -47,15 +49,20 @@ def _needed(items: Iterable[Any]) -> frozenset[str] | None:
         choices += _of_run(run)
         run = ""
         if operation is constants.SUBPATTERN:
-            choices += [_needed(argument[3])] if _needed(argument[3]) else []
+            choices += _inner(argument[3])
         elif operation in (constants.MAX_REPEAT, constants.MIN_REPEAT) and argument[0] > 0:
-            choices += [_needed(argument[2])] if _needed(argument[2]) else []
+            choices += _inner(argument[2])
         elif operation is constants.BRANCH:
             branches = [_needed(branch) for branch in argument[1]]
             if all(branches):
                 choices.append(frozenset().union(*(branch for branch in branches if branch)))
     choices += _of_run(run)
     return max(choices, key=_worth, default=None)
+
+
+def _inner(items: Iterable[Any]) -> list[frozenset[str]]:
+    found = _needed(items)
+    return [found] if found else []
 
 
 def _of_run(run: str) -> list[frozenset[str]]:
@@ -65,4 +72,4 @@ def _of_run(run: str) -> list[frozenset[str]]:
 
 def _worth(texts: frozenset[str]) -> tuple[int, int]:
     """A long text is rare in a log; of equals the choice with fewer texts."""
-    return min(min(map(len, texts)), 8), -len(texts)
+    return min(*map(len, texts), 8), -len(texts)

@@ -34,11 +34,12 @@ _PREFIX = re.compile(
     r"){1,5}"
 )
 _RANK = re.compile(
-    r"\[(?:rank|default|Rank )(\d+)\]|\[PG .{0,60}?Rank (\d+)\]|\blocal_rank\s*: (\d+)|^\[\d+,(\d+)\]<std"
+    r"\[(?:rank|default|Rank )(\d+)\]|\[PG .{0,60}?Rank (\d+)\]|\blocal_rank\s*: (\d+)|\bRank (\d+): "
+    r"|^\[\d+,(\d+)\]<std"
 )
 _TASK = re.compile(r"^\s{0,3}(\d{1,4}): ")  # srun --label; a task is a rank
 _TASKS_SHARE = 0.5  # of the lines, from which on a number before the colon is a task's
-_RAISED = re.compile(r"(?:[a-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception): ")
+_RAISED = re.compile(r"(?:[a-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception): |(?:[a-z_]\w*\.)+[A-Z]\w+: ")
 _CODE_FRAME = re.compile(r'^\s*File "[^"]+", line \d+')
 _CODE = re.compile(r"^\s{2,}(?:raise|assert|return|warnings\.warn|logger\.\w+)\b|^\s*(?:❱\s*)?\d{1,5} │")
 _STEP = re.compile(
@@ -159,20 +160,29 @@ def _weigh(matches: Sequence[Match], last_survived: int) -> tuple[Match, ...]:
     """Turns order within the log into strength.
 
     - an error after which training went on for some steps killed nobody: a hint;
-    - an exception that nobody knows, raised after a known fault, is its echo;
+    - an exception that nobody knows, raised by a rank after a known fault, is its echo;
     - a scheduler's word after another error or a stall is about the clean-up, and what follows it is its consequence.
     """
     weighed: list[Match] = []
-    fallen = preempted = False
+    fallen: set[int | None] = set()  # ranks that have printed a fault
+    preempted = False
     for match in matches:
         strength = match.strength
         if strength in (Strength.ERROR, Strength.PYTHON, Strength.VAGUE) and match.index < last_survived:
             strength = Strength.HINT
-        elif (fallen and strength in (Strength.SCHEDULER, Strength.PYTHON)) or (
-            preempted and strength == Strength.ERROR
+        elif (
+            (fallen and strength == Strength.SCHEDULER)
+            or (strength == Strength.PYTHON and _has_fallen(match.rank, fallen))
+            or (preempted and strength == Strength.ERROR)
         ):
             strength = Strength.VICTIM
         weighed.append(match if strength == match.strength else replace(match, strength=strength))
         preempted = preempted or strength == Strength.SCHEDULER
-        fallen = fallen or (Strength.KERNEL < strength < Strength.HINT and strength != Strength.SCHEDULER)
+        if Strength.KERNEL < strength < Strength.HINT and strength != Strength.SCHEDULER:
+            fallen.add(match.rank)
     return tuple(weighed)
+
+
+def _has_fallen(rank: int | None, fallen: set[int | None]) -> bool:
+    """Where ranks share a console, what one of them has met is no news of another."""
+    return bool(fallen) if rank is None else rank in fallen or None in fallen

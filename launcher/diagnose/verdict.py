@@ -148,7 +148,9 @@ def _best_first(candidates: list[_Candidate]) -> None:
 def _one_message(one: Match, other: Match) -> bool:
     near = abs(one.index - other.index) <= _MAX_FRAME_LINES
     own = one.strength in (Strength.KERNEL, Strength.ERROR, Strength.SCHEDULER, Strength.VAGUE)
-    return one.fault is other.fault and own and near and (one.rank == other.rank or one.rank is None or other.rank is None)
+    return (
+        one.fault is other.fault and own and near and (one.rank == other.rank or one.rank is None or other.rank is None)
+    )
 
 
 def _sources(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> Iterable[_Source]:

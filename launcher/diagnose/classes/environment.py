@@ -14,6 +14,9 @@ HUB: tuple[Fault, ...] = (
             r"RepositoryNotFoundError|RevisionNotFoundError",
             r"40[13] (?:Client Error|Forbidden|Unauthorized)",
             r"is not a local folder and is not a valid model identifier",
+            r"HFValidationError|does not appear to have a file named|Error no file named \S+",
+            r"RemoteEntryNotFoundError|(?<!Local)EntryNotFoundError|\.errors\.NotExistError",
+            r"Invalid (?:user token|username or password)|LocalTokenNotFoundError|Token is required",
         ),
         cause=Text(
             "{where}: the Hub refuses this model or data set: gated, private, or the name (or local path) does not "
@@ -33,6 +36,8 @@ HUB: tuple[Fault, ...] = (
             r"(?:429|50[0234]) (?:Client|Server) Error",
             r"429 Too Many Requests",
             r"There was a specific connection error when trying to load",
+            r"Consistency check failed: file should be of size",
+            r"ChunkedEncodingError|IncompleteRead\(|RemoteDisconnected",
         ),
         cause=Text("{where}: the Hub was overloaded or briefly down.", "{where}：Hub 过载或短暂不可用。"),
         remedy=Text(
@@ -79,6 +84,8 @@ FAULTS: tuple[Fault, ...] = (
             r"cannot import name '\w+' from",
             r"ModuleNotFoundError: No module named",
             r"numpy\.core\.multiarray failed to import",
+            r"AttributeError: module '(?:torch|transformers|numpy|deepspeed|peft|accelerate|triton|bitsandbytes)[\w.]*' has no",
+            r"ImportError: Using `?bitsandbytes|CUDA Setup failed despite|requires the latest version of",
         ),
         plainest=r"undefined symbol: \S+$",
         hints=(
@@ -165,8 +172,11 @@ FAULTS: tuple[Fault, ...] = (
             r"DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT|NODE FAILURE)",
             r"CANCELLED AT \S+",
             r"this job is preempted|Job has timed out",
+            r"^ *(?:Normal|Warning) +(?:Preempted|Evicted|Preempting)\b|Preempted (?:by|in order to admit) ",
+            r"[Pp]od was evicted|The node was low on resource: (?!memory)|[Ss]pot .{0,40}(?:interruption|reclaim)",
+            r"srun: Force Terminated [Jj]ob|^Terminated$",
             r"SignalException: Process \d+ got signal: (?:15|1|2)\b",
-            r"(?:[Rr]eceived|[Cc]aught) (?:signal )?(?:SIGTERM|SIGUSR1|SIGHUP)",
+            r"(?:[Rr]eceived|[Cc]aught) (?:signal |Signals\.)?(?:SIGTERM|SIGUSR1|SIGHUP)",
             r"(?:instance|node|pod).{0,40}(?:will be|is being|was) (?:preempted|reclaimed|evicted)",
             r"^KeyboardInterrupt$",
         ),

@@ -43,7 +43,9 @@ FAULTS: tuple[Fault, ...] = (
             r"No usable listening interface found",
             r"no device found matching",
             _NOWHERE + r"\S* (?:failed|returned|: )",
-            _CONNECT + r" ?: (?:No route to host|Network is unreachable|Software caused connection abort)",
+            _CONNECT
+            + r"(?: ?:| \d+ ?\() ?(?:No route to host|Network is unreachable|Software caused connection abort)",
+            r"Call to bind failed ?: Cannot assign requested address",
         ),
         cause=Text(
             "{where}: NCCL uses a network interface that does not reach the other nodes (loopback, docker, "
@@ -61,7 +63,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="nccl_connection_refused",
         action="adjust:firewall",
         errors=(
-            _CONNECT + r" ?: (?:Connection refused|Connection timed out)",
+            _CONNECT + r"(?: ?:| \d+ ?\() ?(?:Connection refused|Connection timed out)",
             r"Call to \w+ (?:from|to) (?P<addr>[^\s<]+)(?:<\d+>)? failed : Connection refused",
             r"[Cc]onnect to (?P<addr>\S+) returned .{0,60}exceeded error retry count",
         ),
@@ -147,7 +149,10 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"Got completion from peer \S+ with (?:error|status=\w+\() ?(?!5\b)\d+",
             r"Call to ibv_\w+ failed",
-            r"NET/IB : \S+ async fatal event",
+            r"NET/IB ?: \S+ (?:async fatal event|Got (?:fatal )?async(?:hronous)? event)",
+            r"transport retry counter exceeded|IBV_WC_RETRY_EXC_ERR",
+            r"mlx5_core \S+: Port module event\[error\]|mlx5_\d+.{0,40}[Ll]ink (?:is )?[Dd]own",
+            r"UCX +ERROR",
             r"The error is fatal \(.{0,60}Cannot continue",
             r"NET/OFI .{0,120}(?:error|failed|fi_\w+)",
         ),
@@ -221,7 +226,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="nccl_watchdog_timeout",
         action="retry",
         victims=(
-            r"Watchdog caught collective operation timeout",
+            r"(?:Watchdog c|C)aught collective operation timeout",
             r"Received a dump signal due to a collective timeout",
             r"Observed flight recorder dump signal",
             r"watchdog got stuck for \d+ seconds|detected no heartbeat of its watchdog|ProcessGroupNCCL watchdog hang",
@@ -268,7 +273,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="gloo_connection",
         action="adjust:GLOO_SOCKET_IFNAME",
-        vague=(r"Gloo connectFullMesh failed",),
+        vague=(
+            r"Gloo connectFullMesh failed",
+            r"gloo\S*\] .{0,20}(?:[Cc]onnect(?:ion)? (?:timeout |timed out |refused )?\[|rp != nullptr)",
+        ),
         errors=(r"Unable to find address for: (?P<iface>\S+)",),
         cause=Text(
             "{where}: gloo could not connect the ranks with each other: the interface or address it announced does "
@@ -366,6 +374,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Timed out initializing process group in store based barrier",
             r"connect\(\) timed out\. Original timeout",
         ),
+        vague=(r"(?:RuntimeError|DistStoreError): (?:Socket Timeout|Connection refused)$",),
         cause=Text(
             "{where}: the ranks could not meet in time: the master's address or port is wrong, blocked, or not "
             "every node has started.",

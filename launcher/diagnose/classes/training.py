@@ -51,7 +51,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"Please correct the following DeepSpeed config values that mismatch TrainingArguments",
-            r"DeepSpeedConfigError",
+            r"DeepSpeedConfigError|validation errors? for (?:DeepSpeed|FP16|BF16|Zero)\w*Config",
             r"Expected a string path to an existing deepspeed config",
         ),
         cause=Text(
@@ -164,7 +164,8 @@ FAULTS: tuple[Fault, ...] = (
         action="adjust:precision",
         errors=(
             r"(?:[Ll]oss|[Gg]radients?|grad_norm) (?:is|are|became|was|of) (?:nan|NaN|inf\w*|non-finite|not finite)",
-            r"found (?:NaN|Inf) in local grad norm|[Nn]on-finite (?:loss|grad)",
+            r"found (?:NaN|Inf) in local (?:grad norm|forward loss)|[Nn]on-finite (?:loss|grad)",
+            r"returned nan values in its \d+th output",
         ),
         hints=(
             _NAN_METRIC,
@@ -176,7 +177,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="ckpt_weights_only",
         action="stop",
-        errors=(r"Weights only load failed", r"Unsupported global: GLOBAL \S+ was not an allowed global"),
+        errors=(
+            r"Weights only load failed",
+            r"Unsupported global: GLOBAL \S+ was not an allowed global",
+            r"serious vulnerability issue in `torch\.load`",
+        ),
         cause=Text(
             "{where}: torch 2.6 or newer refuses to unpickle this file (it holds more than tensors).",
             "{where}：torch 2.6 及以上版本拒绝反序列化该文件（其中不只有张量）。",
@@ -195,7 +200,9 @@ FAULTS: tuple[Fault, ...] = (
             r"failed finding central directory|PytorchStreamReader failed",
             r"EOFError: Ran out of input|^EOFError$",
             r"UnpicklingError: (?:pickle data was truncated|invalid load key)",
-            r"Unable to load weights from pytorch checkpoint file|BadZipFile",
+            r"Unable to load weights from pytorch checkpoint file|BadZipFile|BadGzipFile",
+            r"unexpected EOF, expected \d+ more bytes|[Tt]he file might be corrupted|archive is corrupted",
+            r"unpickling stack underflow",
         ),
         cause=Text(
             "{where}: a checkpoint or weight file is cut short, empty, or not what its name says.",
@@ -325,11 +332,16 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"JSON parse error",
-            r"Arrow(?:Invalid|TypeError)\b",
+            r"Arrow(?:Invalid|TypeError|CapacityError)\b",
+            r"CastError: Couldn't cast|Couldn't cast array of type",
+            r"ValueError: (?:Expected object or value|Trailing data)",
             r"DatasetGeneration(?:Cast)?Error",
             r"JSONDecodeError\b",
             r"UnicodeDecodeError",
             r"Failed to read file '[^']*' with error",
+        ),
+        vague=(
+            r"UnidentifiedImageError|image file is truncated|tarfile\.ReadError|ParserError: Error tokenizing data",
         ),
         plainest=r"Expected (?:bytes|str\w*|u?int\w*|list\w*|dict\w*),? (?:got|but got) ",
         cause=Text(
@@ -351,6 +363,8 @@ FAULTS: tuple[Fault, ...] = (
             r"(?:[Dd]ataset|[Dd]ataloader) (?:is empty|has no (?:samples|examples))",
             r"[Nn]o (?:usable |valid )?(?:samples|examples) (?:found|left)",
             r"Instruction \"\w+\" corresponds to no data",
+            r"is out of bounds for size 0\b|out of range for dataset of size 0\b",
+            r"Cannot find valid samples|seems not to be a single sample in your epoch_iterator|EmptyDatasetError",
         ),
         cause=Text("{where}: no usable sample is left in the data.", "{where}：数据中没有可用样本。"),
         remedy=Text(

@@ -1,0 +1,82 @@
+"""Faults as other launchers, versions and consoles show them; and which of several lines is shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from launcher.diagnose.evidence import RankEvidence, number_lines
+from launcher.diagnose.verdict import Verdict, diagnose
+
+HEADER = re.compile(r"^=== (\w+) (\S+) line (\d+) rank (\S+)\n", re.MULTILINE)
+
+
+class Variant(NamedTuple):
+    cls: str
+    action: str
+    proof: int
+    rank: str
+    log: str
+
+
+def variants() -> list[Variant]:
+    text = Path(__file__).with_name("variants.txt").read_text("utf-8").replace("\\x1b", "\x1b").replace("\\r", "\r")
+    _, *parts = HEADER.split(text)
+    return [Variant(c, a, int(p), r, log) for c, a, p, r, log in zip(*(parts[i::5] for i in range(5)), strict=True)]
+
+
+VARIANTS = variants()
+
+
+def read(log: str, exit_code: int | None = None) -> Verdict:
+    return diagnose([RankEvidence(-1, "", None, exit_code, None, "job.log", number_lines(log), None)])
+
+
+def misses(variant: Variant) -> list[str]:
+    verdict = read(variant.log)
+    line = verdict.evidence[0].line if verdict.evidence else None
+    rank = str(verdict.culprit.rank) if verdict.culprit else ""
+    wanted: list[tuple[object, object]] = [(variant.cls, verdict.cls), (variant.proof, line)]
+    wanted += [(variant.action, verdict.action)] if variant.action != "-" else []
+    wanted += [(variant.rank, rank)] if variant.rank != "-" else []
+    return [f"{right!r}, not {said!r}: {variant.log[:150]!r}" for right, said in wanted if right != said]
+
+
+def test_the_logs_are_read() -> None:
+    assert len(VARIANTS) > 140
+    assert len({variant.cls for variant in VARIANTS}) > 50
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_the_cause_is_named_whatever_the_console_did_to_it(tenth: int) -> None:
+    assert [miss for variant in VARIANTS[tenth::10] for miss in misses(variant)] == []
+
+
+def test_what_a_traceback_quotes_was_not_raised() -> None:
+    quoted = '  File "/opt/hub/file_download.py", line 9, in get\n    raise LocalEntryNotFoundError(\n'
+    verdict = read(f"Traceback (most recent call last):\n{quoted}TypeError: unhashable type: 'list'", 1)
+    assert (verdict.cls, verdict.evidence[0].line) == ("user_code", 4)
+
+
+def test_of_equal_errors_the_first_by_the_clock_is_the_cause_whatever_the_order_of_the_file() -> None:
+    late = "2026-11-30T10:00:07.5Z [rank0]: OSError: [Errno 24] Too many open files: '/a'"
+    early = "2026-11-30T10:00:07.25Z [rank3]: OSError: [Errno 28] No space left on device: '/b'"
+    assert read(f"{late}\n{early}").cls == "no_space"
+    assert read(f"{late[26:]}\n{early}").cls == "fd_limit", "without a clock the order of the file counts"
+
+
+def test_what_one_rank_suffers_does_not_excuse_anothers_exception() -> None:
+    victim = "[rank0]: RuntimeError: [/x/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.1]:4021"
+    assert read(f"{victim}\n[rank2]: AssertionError: bad row").cls == "user_code"
+    assert read(f"{victim}\n[rank0]: AssertionError: bad row").cls == "gloo_connection"
+
+
+def test_a_task_is_a_rank_where_every_line_carries_one() -> None:
+    log = "0: starting\n1: starting\n5: ValueError: no such split"
+    verdict = read(log)
+    assert verdict.culprit is not None
+    assert verdict.culprit.rank == 5
+    assert read(f"12: a list\nof words\nand more\n{log[26:]}").culprit is None
