@@ -17,6 +17,7 @@ _EXIT_LINE = re.compile(
     r"exitcode\s*:\s*(-?\d+)|exits with return code = (-?\d+)|Signal (?P<signal>\d+) \(SIG\w+\) received by PID"
     r"|exit(?:ed with)?(?: exit)? code:? (-?\d+)|died with <Signals\.SIG\w+: (?P<died>\d+)>"
 )
+EXIT_WORDS = frozenset({"exitcode", "exits", "received", "exit", "died"})  # one is in each line of the above
 # -15 and -6 mostly follow from another rank's end, so the others are looked at first.
 SIGNAL_ORDER = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM)
 
@@ -51,6 +52,10 @@ def find_ends(rank: RankEvidence) -> Iterable[End]:
     if not rank.killed_by_us and (rank.exit_code or rank.signal):
         last_line = rank.tail[-1][0] if rank.tail else 0
         yield End(rank.exit_code, rank.signal, -1, last_line, f"ended with {name_exit(rank.exit_code, rank.signal)}")
+
+
+def speaks_of_an_exit(lines: Sequence[str]) -> bool:
+    return any(_EXIT_LINE.search(line) for line in lines)
 
 
 def judge_end(end: End, rank: RankEvidence, matches: Sequence[Match], oom_kills: int | None) -> Match:

@@ -24,6 +24,8 @@ _NOT_IN_TEMPLATES = re.compile(
     r"[^A-Za-z_(),:'\[\]\"`/*&<>=!]+"
 )  # digits change from line to line; blanks may be breaks
 _MIN_LENGTH = 3
+# In nearly every line of a healthy log: hardly better than nothing.
+_COMMON = frozenset({"loss", "oss", "grad_norm", "GPU", "NCCL", "launcher", "index", "found", "rank", "step", "files"})
 
 
 @cache
@@ -70,6 +72,6 @@ def _of_run(run: str) -> list[frozenset[str]]:
     return [frozenset({part}) for part in parts if len(part) >= _MIN_LENGTH]
 
 
-def _worth(texts: frozenset[str]) -> tuple[int, int]:
+def _worth(texts: frozenset[str]) -> tuple[bool, int, int]:
     """A long text is rare in a log; of equals the choice with fewer texts."""
-    return min(*map(len, texts), 8), -len(texts)
+    return not texts & _COMMON, min(*map(len, texts), 8), -len(texts)

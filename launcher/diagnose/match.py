@@ -15,8 +15,8 @@ from launcher.diagnose.evidence import NumberedLines
 from launcher.diagnose.fault import Fault, Strength, compile_pattern
 from launcher.diagnose.literals import literals_of
 
-_LINES_BEFORE = 80  # a traceback and the progress bar above it
-_LINES_AFTER = 40  # and the traceback below a warning
+LINES_BEFORE = 80  # a traceback and the progress bar above it
+LINES_AFTER = 40  # and the traceback below a warning
 _LINES_KEPT = 400  # before the last steps: what is older belongs to a time when all was well
 _STEPS_SURVIVED = 3  # ranks are at most a step apart, so three more steps prove that nobody died
 
@@ -83,6 +83,20 @@ def _compiled() -> tuple[_Compiled, ...]:
         )
         for fault in CATALOGUE
         for strength, pattern in fault.patterns()
+    )
+
+
+def all_literals() -> frozenset[str]:
+    """Plain texts one of which is in every line, wrapped or not, that an entry of the catalogue may know."""
+    return frozenset().union(*(compiled.literals for compiled in _compiled()))
+
+
+def may_match(lines: Sequence[str]) -> bool:
+    """Whether an entry knows something in these lines, whatever stands around them."""
+    text = "\n".join(_strip_prefix(line) for line in lines)
+    return any(
+        any(literal in text for literal in compiled.literals) and compiled.pattern.search(text)
+        for compiled in _compiled()
     )
 
 
@@ -153,7 +167,7 @@ def rank_named_in(line: str, *, by_task: bool = False) -> int | None:
 
 
 def _around(lines: Sequence[str], index: int) -> Sequence[str]:
-    return lines[max(0, index - _LINES_BEFORE) : index + 1 + _LINES_AFTER]
+    return lines[max(0, index - LINES_BEFORE) : index + 1 + LINES_AFTER]
 
 
 def _weigh(matches: Sequence[Match], last_survived: int) -> tuple[Match, ...]:

@@ -84,7 +84,7 @@ FAULTS: tuple[Fault, ...] = (
             r"cannot import name '\w+' from",
             r"ModuleNotFoundError: No module named",
             r"numpy\.core\.multiarray failed to import",
-            r"AttributeError: module '(?:torch|transformers|numpy|deepspeed|peft|accelerate|triton|bitsandbytes)[\w.]*' has no",
+            r"AttributeError: module '(?:torch|transformers|numpy|deepspeed|peft|triton|bitsandbytes)[\w.]*' has no",
             r"ImportError: Using `?bitsandbytes|CUDA Setup failed despite|requires the latest version of",
         ),
         plainest=r"undefined symbol: \S+$",
