@@ -15,6 +15,7 @@ from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
 from launcher.agent.lifecycle import Lifecycle
 from launcher.agent.room import make_room
+from launcher.agent.sample_hunt import SampleHunt
 from launcher.checkpoint.object_file import read_when_there
 from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
@@ -62,8 +63,10 @@ class IncidentRecorder:
         *,
         shown: Callable[[Path], Path] = lambda log: log,
         alone: bool = False,
+        hunt: SampleHunt | None = None,
     ) -> None:
-        """`shown`: where people find a log."""
+        """`shown`: where people find a log; `hunt` looks for the sample behind a fault of the data."""
+        self._hunt = hunt
         self._alone = alone
         self._room = ""
         self._root = output_dir / "ftlaunch" / "incidents"
@@ -97,6 +100,8 @@ class IncidentRecorder:
         verdict = diagnose(evidence, [self._node_evidence()])
         if only_if_it_stays and (verdict.retryable or verdict.action in ADJUSTED_BY_RESTART):
             return None
+        if self._hunt:
+            verdict = self._hunt.explain(verdict, evidence)
         incident = self._record(verdict, evidence, {"generation": generation})
         return replace(incident, label=_label(incident, evidence))
 
