@@ -7,6 +7,7 @@
  *   FAKE_NVML_USED_MIB  20480      memory that somebody uses, on every card; 3=20480 on card 3 alone
  *   FAKE_NVML_MIG       2          each card is split into so many MIG devices
  *   FAKE_NVML_OLD       1          a driver from before 510: no nvmlDeviceGetMemoryInfo_v2
+ *   FAKE_NVML_ECC       3          uncorrected errors of every card since the driver was loaded; unset: a card without ECC
  *   FAKE_NVML_DRIVER    550.54.14
  *   FAKE_NVML_CUDA      12.4       CUDA version that the driver runs
  *
@@ -236,6 +237,23 @@ int nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *memory)
     memory->reserved = (unsigned long long)RESERVED_MIB << 20;
     memory->used = used_bytes(device->index);
     memory->free = memory->total - memory->used - memory->reserved;
+    return OK;
+}
+
+int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius)
+{
+    (void)device, (void)sensor;
+    *celsius = 41;
+    return OK;
+}
+
+int nvmlDeviceGetTotalEccErrors(Device *device, int type, int counter, unsigned long long *count)
+{
+    const char *errors = setting("FAKE_NVML_ECC", "");
+    (void)device, (void)type;
+    if (!*errors)
+        return NOT_SUPPORTED;
+    *count = counter == 0 ? strtoull(errors, NULL, 10) : 0;
     return OK;
 }
 
