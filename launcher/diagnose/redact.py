@@ -25,13 +25,12 @@ _PLAIN_NAME = re.compile(
 )
 
 _VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s,;&"')}\]]+)"""
-_REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.S),
-        HIDDEN,
-    ),
+_PEM = (
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.S),
     # Of a log's end: the key's beginning is not there.
-    (re.compile(r"(?:^[A-Za-z0-9+/=]{16,80}\n)+-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----", re.M), HIDDEN),
+    re.compile(r"(?:^[A-Za-z0-9+/=]{16,80}\n)+-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----", re.M),
+)
+_REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b([a-z][a-z0-9+.\-]{0,20}://)[^\s/@'\"]{1,400}@", re.I), rf"\1{HIDDEN}@"),
     (re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{6,}", re.I), rf"\1 {HIDDEN}"),
     (re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"), HIDDEN),
@@ -46,9 +45,12 @@ _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
 _ASSIGNED = re.compile(
     rf"(?<![\w.\-])(?P<name>[A-Za-z][\w.\-]{{0,80}})(?P<sep>['\"]?\s{{0,8}}[=:]\s{{0,8}})(?P<value>{_VALUE})"
 )
-# A line without one of these has no name that sounds like a secret: the expressions above are slow.
-_SUSPICIOUS = re.compile(
-    r"token|secret|pass|pwd|credential|auth|cookie|signature|key|dsn|connection_?string|webhook", re.I
+# A line without one of these (in small letters) holds no secret that is known here: the expressions above are slow.
+_MARKS = (
+    *("token", "secret", "pass", "pwd", "credential", "auth", "cookie", "signature", "key", "dsn", "string", "webhook"),
+    *("://", "bearer", "basic", "hf_", "api_org_", "sk-", "pk-", "rk-", "ltai", "sts.", "cais", "wandb", "nvapi-"),
+    *("npm_", "pypi-", "dckr_pat_", "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+    *("xox", "ya29.", "aiza", "eyj"),
 )
 _MIN_VALUE_CHARS = 8  # a shorter value of an environment variable is a word that logs are full of
 _OPTION = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w\-]{{0,80}})(?P<sep>\s{{1,8}})(?P<value>{_VALUE})")
@@ -65,9 +67,14 @@ def redact_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def redact_text(text: str) -> str:
     """The text without tokens, keys, passwords and credentials in URLs; line structure is kept."""
-    for pattern, replacement in _REPLACEMENTS:
-        text = pattern.sub(replacement, text)
-    return "\n".join(_redact_named(line) if _SUSPICIOUS.search(line) else line for line in text.split("\n"))
+    if "PRIVATE KEY" in text:
+        for pattern in _PEM:
+            text = pattern.sub(HIDDEN, text)
+    small = text.lower()
+    marks = [mark for mark in _MARKS if mark in small]
+    if not marks:
+        return text
+    return "\n".join(_redact_line(line) if _has_one(marks, line.lower()) else line for line in text.split("\n"))
 
 
 def redact_document(value: Any) -> Any:
@@ -98,7 +105,13 @@ def hide_values(text: str, values: Sequence[str]) -> str:
     return text
 
 
-def _redact_named(line: str) -> str:
+def _has_one(marks: Sequence[str], line: str) -> bool:
+    return any(mark in line for mark in marks)
+
+
+def _redact_line(line: str) -> str:
+    for pattern, replacement in _REPLACEMENTS:
+        line = pattern.sub(replacement, line)
     for pattern in (_ASSIGNED, _OPTION):
         line = _hide_named(pattern, line)
     return line
