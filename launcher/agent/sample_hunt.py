@@ -67,11 +67,16 @@ def limits_of(path: str) -> Limits:
 
 
 def with_sample(verdict: Verdict, found: BadSample) -> Verdict:
+    """The sample instead of what the class says in general; the action stays."""
     what, remedy = describe(found)
+    who = verdict.culprit.words() if verdict.culprit else ""
     line = EvidenceLine(found.source, found.line, what.en)
     return replace(
         verdict,
-        cause=Text(f"{verdict.cause.en} The sample: {what.en}.", f"{verdict.cause.zh}对应样本：{what.zh}。"),
-        remedy=Text(f"{remedy.en} {verdict.remedy.en}", f"{remedy.zh}{verdict.remedy.zh}"),
+        cause=Text(
+            f"{who}: the model cannot take a sample of the training data: {what.en}.",
+            f"{who}：模型无法接受训练数据中的一条样本：{what.zh}。",
+        ),
+        remedy=remedy,
         evidence=(*verdict.evidence[:1], line, *verdict.evidence[1:]),
     )

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.diagnose.catalogue import UNKNOWN
 from launcher.diagnose.evidence import NodeEvidence, RankEvidence, name_exit
 from launcher.diagnose.redact import hide_values, redact_document, redact_environ, redact_text, secret_values
 from launcher.diagnose.verdict import EvidenceLine, Verdict
@@ -25,6 +26,7 @@ _CONFIDENCE = {
     "unknown": Text("unknown", "未知"),
 }
 _HEADING = Text("Why it failed: {cls} ({confidence})", "失败原因：{cls}（{confidence}）")
+_NOT_KNOWN = Text("Why it failed: not known for certain", "失败原因：尚不能确定")
 _CAUSE = Text("Cause", "原因")
 _PROOF = Text("Proof", "证据")
 _REMEDY = Text("What to do", "处理")
@@ -37,6 +39,8 @@ _MORE = Text("... and {num} more", "……另有 {num} 个")
 def screen(verdict: Verdict, decision: str) -> str:
     """What a person needs, on one screen: cause, the line that proves it, what to do, what ftlaunch did."""
     heading = _HEADING.format(cls=verdict.cls, confidence=_CONFIDENCE[verdict.confidence].pick()).pick()
+    if verdict.cls == UNKNOWN.cls:
+        heading = _NOT_KNOWN.pick()
     rows = [(_CAUSE, verdict.cause.pick())]
     rows += [(_PROOF, _shown(line)) for line in verdict.evidence[:2]]
     rows.append((_REMEDY, verdict.remedy.pick()))

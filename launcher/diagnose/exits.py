@@ -15,9 +15,10 @@ from launcher.diagnose.match import Match, rank_named_in
 # What a launcher's own summary says about a rank's end, for logs that come without exit codes.
 _EXIT_LINE = re.compile(
     r"exitcode\s*:\s*(-?\d+)|exits with return code = (-?\d+)|Signal (?P<signal>\d+) \(SIG\w+\) received by PID"
-    r"|exit(?:ed with)?(?: exit)? code:? (-?\d+)|died with <Signals\.SIG\w+: (?P<died>\d+)>"
+    r"|[Ee]xit(?:ed)?(?: with)?(?: exit)?[ _]?(?:[Cc]ode|status)\s*[:=]?\s*(-?\d+)"
+    r"|died with <Signals\.SIG\w+: (?P<died>\d+)>"
 )
-EXIT_WORDS = frozenset({"exitcode", "exits", "received", "exit", "died"})  # one is in each line of the above
+EXIT_WORDS = frozenset({"exitcode", "exits", "received", "exit", "Exit", "died"})  # one is in each line of the above
 # -15 and -6 mostly follow from another rank's end, so the others are looked at first.
 SIGNAL_ORDER = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM)
 
@@ -58,21 +59,24 @@ def speaks_of_an_exit(lines: Sequence[str]) -> bool:
     return any(_EXIT_LINE.search(line) for line in lines)
 
 
-def judge_end(end: End, rank: RankEvidence, matches: Sequence[Match], oom_kills: int | None) -> Match:
-    """What this end speaks for. `matches` are those of the same log, `oom_kills` what the cgroup counted, if it did."""
+def judge_end(
+    end: End, rank: RankEvidence, matches: Sequence[Match], oom_kills: int | None, *, at_limit: bool = False
+) -> Match:
+    """What this end speaks for. `matches` are those of the same log, `oom_kills` what the cgroup counted, if it did;
+    `at_limit`: the cgroup's memory was at its limit since the attempt began."""
     strongest = min((match.strength for match in matches), default=Strength.EXIT)
-    fault, strength = _fault(end, rank, oom_kills), _strength(end, rank, strongest)
+    fault, strength = _fault(end, rank, oom_kills, at_limit), _strength(end, rank, strongest)
     if oom_kills and end.number in (signal.SIGKILL, signal.SIGBUS):  # /dev/shm is charged to the cgroup
         fault, strength = exit_faults()[signal.SIGKILL], Strength.KERNEL
     values = (("exit", name_exit(end.exit_code, end.signal)),)
     return Match(fault, strength, end.index, end.line, end.text, values, rank_named_in(end.text))
 
 
-def _fault(end: End, rank: RankEvidence, oom_kills: int | None) -> Fault:
-    """SIGKILL without a counter: memory is likely before the first step, somebody's `kill` after it."""
+def _fault(end: End, rank: RankEvidence, oom_kills: int | None, at_limit: bool) -> Fault:
+    """SIGKILL without a counter: memory is likely at the limit or before the first step, else somebody's `kill`."""
     if end.number is None:
         return EXITED
-    if end.number == signal.SIGKILL and (oom_kills == 0 or (oom_kills is None and rank.last_step is not None)):
+    if end.number == signal.SIGKILL and (oom_kills == 0 or (oom_kills is None and not at_limit and rank.last_step)):
         return KILLED_FROM_OUTSIDE
     return exit_faults().get(end.number, UNKNOWN)
 

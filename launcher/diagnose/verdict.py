@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
@@ -52,6 +52,9 @@ class EvidenceLine:
 class Culprit:
     rank: int | None
     node: str
+
+    def words(self) -> str:
+        return _where(self.rank, self.node)
 
     def to_json(self) -> dict[str, Any]:
         return {"rank": self.rank, "node": self.node}
@@ -183,7 +186,13 @@ def _exits(source: _Source, matches: Sequence[Match], nodes: Sequence[NodeEviden
     if rank := source.evidence:
         oom_kills = _oom_kills(nodes, source.node)
         for end in find_ends(rank):
-            yield _Candidate(source, judge_end(end, rank, matches, oom_kills), end.order)
+            judged = judge_end(end, rank, matches, oom_kills, at_limit=_at_limit(nodes, source.node))
+            yield _Candidate(source, judged, end.order)
+
+
+def _at_limit(nodes: Sequence[NodeEvidence], node: str) -> bool:
+    """Reaching the limit kills nobody by itself: file pages are given back first. Beside a SIGKILL it is a reason."""
+    return any(n.facts.get("memory_grown", {}).get("max") for n in nodes if n.node in ("", node))
 
 
 def _oom_kills(nodes: Sequence[NodeEvidence], node: str) -> int | None:
@@ -247,10 +256,21 @@ def _node_facts(best: _Candidate, nodes: Sequence[NodeEvidence]) -> Iterable[Evi
         if node.node not in ("", best.source.node):
             continue
         if best.match.fault.cls == "host_oom" and node.cgroup_oom_kills:
-            yield EvidenceLine("cgroup memory events", 0, f"oom_kill +{node.cgroup_oom_kills}")
+            times = f"{node.cgroup_oom_kills} process{'es' if node.cgroup_oom_kills > 1 else ''}"
+            yield EvidenceLine("cgroup: oom_kill", 0, f"the kernel killed {times} of this job or pod for memory")
+        if best.match.fault.cls in ("no_space", "disk_quota"):
+            yield from _room_on_disks(node)
         if best.match.fault.cls == "shm_exhausted" and node.shm_size_bytes is not None:
             free_mib = (node.shm_free_bytes or 0) / 2**20
-            yield EvidenceLine("/dev/shm", 0, f"size {node.shm_size_bytes / 2**20:.0f} MiB, free {free_mib:.0f} MiB")
+            size_mib = node.shm_size_bytes / 2**20
+            yield EvidenceLine("/dev/shm", 0, f"/dev/shm has {size_mib:.0f} MiB, {free_mib:.0f} MiB are free")
+
+
+def _room_on_disks(node: NodeEvidence) -> Iterable[EvidenceLine]:
+    for name, disk in node.facts.get("disks", {}).items():
+        if isinstance(disk, Mapping):
+            free = f"{disk['free_bytes'] / 2**30:.1f} of {disk['total_bytes'] / 2**30:.1f} GiB are free afterwards"
+            yield EvidenceLine(f"disk: {name}", 0, f"{name}: {free}, {disk['free_inodes']} more files fit")
 
 
 def _unknown(ranks: Sequence[RankEvidence]) -> Verdict:

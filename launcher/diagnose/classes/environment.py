@@ -159,8 +159,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：多个 rank 同时创建了同一个文件或目录。",
         ),
         remedy=Text(
-            "Let one rank prepare (`ftlaunch prepare`), or create it with exist_ok=True.",
-            "只让一个 rank 做准备（`ftlaunch prepare`），或用 exist_ok=True 创建。",
+            "Let rank 0 alone make it while the others wait, or create it with exist_ok=True.",
+            "只让 rank 0 创建、其他 rank 等待，或用 exist_ok=True 创建。",
         ),
     ),
     Fault(
@@ -204,8 +204,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 抛出异常，重新运行仍会发生：{error}",
         ),
         remedy=Text(
-            "Mend the program or its input at the frame below; a rerun would end the same way.",
-            "请在下面的代码位置修正程序或输入；重新运行的结果会相同。",
+            "Mend the program or its input at the line of code that is shown; a rerun would end the same way.",
+            "请在所示的代码位置修正程序或输入；重新运行的结果会相同。",
         ),
     ),
 )

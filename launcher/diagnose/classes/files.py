@@ -43,9 +43,9 @@ FAULTS: tuple[Fault, ...] = (
             r"One of the subprocesses has abruptly died during map operation",
         ),
         cause=Text(
-            "{where}: the host's memory ran out and the kernel killed a process for it (the proof is the line "
-            "below; a bare SIGKILL only makes it probable).",
-            "{where}：主机内存耗尽，内核为此杀死了进程（证据见下面一行；若只有 SIGKILL，则仅为可能）。",
+            "{where}: host memory ran out (the limit of the job or pod, or the machine's), and a process was killed "
+            "for it.",
+            "{where}：主机内存耗尽（作业或 Pod 的限额，或整机内存），进程因此被杀死。",
         ),
         remedy=Text(
             "Raise the memory of the job or pod, or need less: deepspeed.offload_optimizer: false, fewer "
@@ -169,11 +169,12 @@ FAULTS: tuple[Fault, ...] = (
         ),
         vague=(r"basic_ios::clear: iostream error",),  # torch's first words; its last where the log is cut off, too
         cause=Text(
-            "{where}: the file system is full; a write, most likely of a checkpoint, was cut short.",
-            "{where}：文件系统已满；写入（多半是检查点）中断。",
+            "{where}: the file system is full; a write, most likely of a checkpoint, was cut short (torch.save only "
+            "says that a position is not the expected one).",
+            "{where}：文件系统已满；写入（多半是检查点）中断（torch.save 只会提示写入位置与预期不符）。",
         ),
         remedy=Text(
-            "Check with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, or move "
+            "Look with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, or move "
             "output_dir.",
             "用 `df -h` 和 `df -i` 检查；清理 output_dir 所在磁盘，减小 checkpoint.keep，或更换 output_dir。",
         ),

@@ -217,9 +217,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 一直在等待 rank 0，但 rank 0 未到达首次集合通信：仍在准备数据，或已退出。",
         ),
         remedy=Text(
-            "Read rank 0's log. If it was only slow, prepare the data before (`ftlaunch prepare`) or raise "
-            "training.ddp_timeout.",
-            "请查看 rank 0 的日志。若只是较慢，请先执行 `ftlaunch prepare` 准备数据，或调大 training.ddp_timeout。",
+            "Read rank 0's log. If it was only slow, prepare the data before the run, or raise training.ddp_timeout.",
+            "请查看 rank 0 的日志。若只是较慢，请在运行前准备好数据，或调大 training.ddp_timeout。",
         ),
     ),
     Fault(

@@ -349,10 +349,10 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：训练数据中有记录无法解析，或某列的类型不一致。",
         ),
         remedy=Text(
-            "`ftlaunch prepare --config job.yaml` names file and line; mend or remove that record (UTF-8, one JSON "
-            "object a line).",
-            "执行 `ftlaunch prepare --config job.yaml` 可得到文件与行号；请修正或删除该记录（UTF-8，每行一个 JSON "
-            "对象）。",
+            "Find the record: `python -m json.tool --json-lines FILE > /dev/null` stops at the first that is no JSON; "
+            "mend or remove it (UTF-8, one JSON object a line, in each column one type).",
+            "找到该记录：`python -m json.tool --json-lines FILE > /dev/null` 会停在第一条非 JSON 记录；请修正或删除它"
+            "（UTF-8，每行一个 JSON 对象，每列类型一致）。",
         ),
     ),
     Fault(

@@ -136,10 +136,11 @@ def test_the_summary_fits_a_screen_and_begins_with_the_culprit(tmp_path: Path) -
 def test_the_screen_says_what_broke_where_and_what_to_change() -> None:
     assert bundle.screen(diagnose(ranks()), "stopped, because a rerun would meet it again").splitlines() == [
         "Why it failed: no_space (certain)",
-        "  Cause: rank 1 (n0): the file system is full; a write, most likely of a checkpoint, was cut short.",
+        "  Cause: rank 1 (n0): the file system is full; a write, most likely of a checkpoint, was cut short "
+        "(torch.save only says that a position is not the expected one).",
         "  Proof: OSError: [Errno 28] No space left on device: '/data/out'",
         "    (rank 1, logs/rank-1.log:2)",
-        "  What to do: Check with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, "
+        "  What to do: Look with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, "
         "or move output_dir.",
         "  ftlaunch: stopped, because a rerun would meet it again",
     ]
