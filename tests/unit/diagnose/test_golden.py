@@ -58,7 +58,7 @@ def stopped(numbers: range) -> list[RankEvidence]:
 
 
 OOM = (
-    'Traceback (most recent call last):\n  File "/opt/env/lib/python3.11/site-packages/torch/nn/functional.py", line 2, '
+    'Traceback (most recent call last):\n  File "/opt/env/lib/python3.11/site-packages/torch/nn/linear.py", line 2, '
     'in linear\n  File "/opt/env/lib/python3.11/site-packages/transformers/models/qwen2.py", line 90, in forward\n'
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3 has a total capacity of 79.15 GiB "
     "of which 1.10 GiB is free. Including non-PyTorch memory, this process has 78.04 GiB memory in use. Of the "
