@@ -37,8 +37,8 @@ HEAD = """\
 Written by `scripts/gen_fault_docs.py` from the catalogue in `launcher/diagnose/`; do not edit this page.
 
 After a failed attempt ftlaunch reads the logs of all ranks, their exits, the kernel log and the counters of the cgroup,
-and names one cause ([how](commands/diagnose.md#how-the-cause-is-found)). Of several nodes the one whose rank failed first
-does so for its own ranks. What a process prints because another one failed is set aside. The verdict is in
+and names one cause ([how](commands/diagnose.md#how-the-cause-is-found)). Of several nodes the one whose rank failed
+first does so for its own ranks. What a process prints because another one failed is set aside. The verdict is in
 `ftlaunch/incidents/<utc>-<class>/` of the output folder; cause and remedy are shown in English or Chinese
 (`FTLAUNCH_LANG`, else the locale).
 
@@ -54,9 +54,9 @@ does so for its own ranks. What a process prints because another one failed is s
 Several entries of one class are the same fault with different remedies. "Named only as a consequence": the class is the
 verdict only when no log shows what came before. `<...>` stands for what the log says.
 
-For `device_assert_index`, `device_assert_label` and `data_too_long` the sample is looked for without a GPU, in a process
-of its own, at most 15 s: those of the step that failed first, then all others. The verdict names file, line, position and
-value. Runs of a trainer of yours (`command`) and GGUF files are left out.
+For `device_assert_index`, `device_assert_label` and `data_too_long` the sample is looked for without a GPU, in a
+process of its own, at most 15 s: those of the step that failed first, then all others. The verdict names file, line,
+position and value. Runs of a trainer of yours (`command`) and GGUF files are left out.
 """
 
 

@@ -39,6 +39,8 @@ class End:
 
     @property
     def order(self) -> int:
+        if self.number == signal.SIGTERM and self.index >= 0:
+            return len(SIGNAL_ORDER) + 1  # in a launcher's summary: mostly sent by it, because of another end
         return SIGNAL_ORDER.index(self.number) if self.number in SIGNAL_ORDER else len(SIGNAL_ORDER)
 
 

@@ -22,7 +22,8 @@ class Strength(IntEnum):
     VICTIM = 6  # what a process prints because another one failed
     HEADLINE = 7  # the first line of a message whose reason stands in a later line
     HINT = 8  # a warning, or an error that the program survived
-    EXIT = 9  # nothing but an exit code, or a signal after an error of its own
+    MILD = 9  # an error's words in a line that is only a warning or a note: mostly something that is tried again
+    EXIT = 10  # nothing but an exit code, or a signal after an error of its own
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Fault:
     victims: tuple[str, ...] = ()
     headlines: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    fatal_as_warning: bool = False  # what a program only warns of, or tells, is no cause otherwise
     plainest: str = ""  # of several lines of one message, the one that says most
     near: str = ""  # must also occur in the lines around the match (a traceback's frames)
     applies: Callable[[Mapping[str, str]], bool] | None = None  # and the named values must say so

@@ -33,6 +33,7 @@ _PREFIX = re.compile(
     r"|(?:[a-z][a-z.\-]{0,62}[\d\-][\w.\-]{0,62}|\d+(?:\.\d+){3}):\s"  # pdsh: a host's name or address
     r"){1,5}"
 )
+_GLOBAL_RANK = re.compile(r"\[rank(\d+)\]")  # torch's own; a launcher's before it may count within a node only
 _RANK = re.compile(
     r"\[(?:rank|default|Rank )(\d+)\]|\[PG .{0,60}?Rank (\d+)\]|\blocal_rank\s*: (\d+)|\bRank (\d+): "
     r"|^\[\d+,(\d+)\]<std"
@@ -40,6 +41,12 @@ _RANK = re.compile(
 _TASK = re.compile(r"^\s{0,3}(\d{1,4}): ")  # srun --label; a task is a rank
 _TASKS_SHARE = 0.5  # of the lines, from which on a number before the colon is a task's
 _RAISED = re.compile(r"(?:[a-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception): |(?:[a-z_]\w*\.)+[A-Z]\w+: ")
+_UNPROVEN = (Strength.ERROR, Strength.PYTHON, Strength.VAGUE, Strength.VICTIM, Strength.HEADLINE)
+# Levels below an error, as glog, logging, warnings, NCCL and DeepSpeed write them: the program went on after that.
+_MILD_LEVEL = re.compile(
+    r"\[?W\d{0,4} [\w:. /]*\.\w+:\d+\]|\bNCCL (?:INFO|TRACE)\b|\[(?:INFO|WARNING|DEBUG)\b|\w*Warning: "
+    r"|^(?:INFO|WARNING|DEBUG)[: ]|\b(?:INFO|WARNING|DEBUG) -|^wandb: "
+)
 _CODE_FRAME = re.compile(r'^\s*File "[^"]+", line \d+')
 _CODE = re.compile(r"^\s{2,}(?:raise|assert|return|warnings\.warn|logger\.\w+)\b|^\s*(?:❱\s*)?\d{1,5} │")
 _STEP = re.compile(
@@ -122,8 +129,10 @@ def find_matches(lines: NumberedLines) -> tuple[Match, ...]:
             if fault.applies and not fault.applies(values):
                 continue
             number, text = lines[index]
-            if Strength.KERNEL < strength < Strength.HINT and _is_code(stripped, index):
+            if strength in _UNPROVEN and _is_code(stripped, index):
                 strength = Strength.HINT
+            elif strength in _UNPROVEN and not fault.fatal_as_warning and _MILD_LEVEL.search(stripped[index]):
+                strength = Strength.MILD
             rank = rank_named_in(text, by_task=by_task)
             plainness = _plainness(stripped[index], plainest)
             by_line[index] = Match(fault, strength, index, number, text, tuple(values.items()), rank, plainness)
@@ -162,7 +171,7 @@ def _is_code(lines: Sequence[str], index: int) -> bool:
 
 def rank_named_in(line: str, *, by_task: bool = False) -> int | None:
     """The rank that a line of a shared console says it comes from; `by_task`: the console is `srun --label`'s."""
-    found = _RANK.search(line) or (_TASK.match(line) if by_task else None)
+    found = _GLOBAL_RANK.search(line) or _RANK.search(line) or (_TASK.match(line) if by_task else None)
     return int(next(group for group in found.groups() if group)) if found else None
 
 

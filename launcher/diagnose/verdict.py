@@ -211,7 +211,7 @@ def _verdict(candidates: Sequence[_Candidate], nodes: Sequence[NodeEvidence]) ->
         cls=fault.cls,
         action=fault.action,
         retryable=fault.retryable,
-        confidence="unknown" if fault is UNKNOWN else confidence,
+        confidence="unknown" if fault is UNKNOWN or strength == Strength.MILD else confidence,
         culprit=Culprit(rank, best.source.node) if known_rank or best.source.node else None,
         evidence=_evidence(candidates, nodes),
         cause=_fill(fault.cause, values),

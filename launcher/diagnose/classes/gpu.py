@@ -285,6 +285,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="driver_mismatch",
         action="retry_excluding_node",
         errors=(r"UserWarning: CUDA initialization: The NVIDIA driver on your system is too old",),
+        fatal_as_warning=True,
         cause=Text(
             "{where}: this node's NVIDIA driver is older than the CUDA of this image, and torch goes on without a GPU.",
             "{where}：该节点的 NVIDIA 驱动低于镜像中 CUDA 的要求，torch 会在没有 GPU 的情况下继续运行。",

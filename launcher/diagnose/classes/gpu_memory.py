@@ -26,7 +26,8 @@ _FORWARD_FRAMES = (
 )
 _LOAD_FRAMES = (
     r"from_pretrained|_load_pretrained_model|set_module_tensor_to_device|_move_model_to_device|_broadcast_model|"
-    r"Loading checkpoint shards|Loading weights|in _apply\b|module\.to\(|model\.to\(|load_state_dict|prepare_model"
+    r"Loading (?:checkpoint shards|weights): +\d{1,2}%|in _apply\b|module\.to\(|model\.to\(|load_state_dict|"
+    r"prepare_model"
 )
 _FOREIGN_SHARE = 0.25
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

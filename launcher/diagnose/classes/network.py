@@ -343,6 +343,7 @@ FAULTS: tuple[Fault, ...] = (
         action="adjust:master_port",
         errors=(r"EADDRINUSE|[Aa]ddress already in use",),
         plainest=r"failed to bind to \S+",
+        fatal_as_warning=True,
         cause=Text(
             "{where}: the port is taken, by a left-over of an earlier run or by another job on this node.",
             "{where}：端口已被占用：之前运行的残留进程，或本节点上的其他作业。",
@@ -357,6 +358,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="rdzv_timeout",
         action="adjust:rdzv_id",
         errors=(r"generated a random run_id",),
+        fatal_as_warning=True,
         near=r"Rendezvous(?:Timeout|Closed|Connection)Error|client socket has (?:timed out after|failed to connect to)",
         cause=Text(
             "{where}: the nodes cannot meet: each made a run id of its own, because none was given.",

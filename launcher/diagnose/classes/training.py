@@ -103,6 +103,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Unable to detect suitable master address",
             r"Using IP address of for node",
         ),
+        fatal_as_warning=True,
         cause=Text(
             "{where}: DeepSpeed found no address for the master (`hostname -I` is empty there).",
             "{where}：DeepSpeed 未找到主节点地址（`hostname -I` 输出为空）。",

@@ -55,6 +55,45 @@ def test_the_cause_is_named_whatever_the_console_did_to_it(tenth: int) -> None:
     assert [miss for variant in VARIANTS[tenth::10] for miss in misses(variant)] == []
 
 
+FOLDER = Path(__file__).parent
+NOISE = [(FOLDER / f"noise_{where}.txt").read_text("utf-8") for where in ("before", "after")]
+
+
+def test_what_healthy_programs_print_before_and_launchers_after_changes_no_cause() -> None:
+    """Connections that are tried again, libraries that are not found and not needed, summaries, clean-up."""
+    before, after = NOISE
+    changed = {
+        v.log[:80]: cls for v in VARIANTS if (cls := read(before + v.log.rstrip("\n") + "\n" + after).cls) != v.cls
+    }
+    assert changed == {}
+    assert read(before).confidence == "unknown"
+    assert read(after).cls == "user_code", "rank 0 left with 1; rank 1 was stopped for it"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[pod/job-worker-0/pytorch] {}",
+        "2026-11-30T10:00:00.123456789Z stderr F {}",
+        "gpu-node-07: {}",
+        "10.0.0.7: {}",
+        "[1,3]<stderr>:{}",
+        "(RayTrainWorker pid=991, ip=10.0.0.9) {}",
+        "\x1b[31m{}\x1b[0m",
+        "[default3]:{}",
+        "{}\r",
+        " 37%|###7      | 370/1000 [05:00<08:31,  1.23it/s]\r{}",
+    ],
+)
+def test_a_consoles_prefix_changes_no_cause(line: str) -> None:
+    changed = {}
+    for variant in VARIANTS:
+        log = "\n".join(line.format(text) for text in variant.log.split("\n"))
+        if (cls := read(log).cls) != variant.cls:
+            changed[variant.log[:80]] = cls
+    assert changed == {}
+
+
 def test_what_a_traceback_quotes_was_not_raised() -> None:
     quoted = '  File "/opt/hub/file_download.py", line 9, in get\n    raise LocalEntryNotFoundError(\n'
     verdict = read(f"Traceback (most recent call last):\n{quoted}TypeError: unhashable type: 'list'", 1)
