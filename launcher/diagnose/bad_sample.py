@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.data.encode import IGNORED_LABEL
+from launcher.data.records import IGNORED_LABEL
 from launcher.i18n import Text
 
 TOKEN, LABEL, LENGTH, NOT_A_NUMBER = "token id", "label", "length", "nan"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,11 @@ from launcher.data.order import SampleOrder
 from launcher.data.records import read_records
 from launcher.diagnose.bad_sample import BadSample, Limits, Offence, describe, first_offence
 from launcher.diagnose.evidence import RankEvidence, number_lines
-from launcher.diagnose.sample_search import Search, search_records, suspects
+from launcher.diagnose.sample_finder import search_records, suspects
+from launcher.diagnose.sample_search import Search
 from launcher.diagnose.verdict import diagnose
 
+REPOSITORY = Path(__file__).parents[3]
 LIMITS = Limits(vocabulary=100, positions=8, num_labels=100)
 
 
@@ -131,6 +135,13 @@ def test_limits_are_those_of_the_models_tables(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "n_positions": 64}))
     assert limits_of(str(tmp_path)) == Limits(100, 64, 100)
     assert limits_of("no/such-model") == Limits()
+
+
+def test_the_agent_that_asks_stays_small() -> None:
+    names = ("numpy", "torch", "transformers")
+    loaded = f"import sys, launcher.agent.sample_hunt; print([m for m in {names} if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True, cwd=REPOSITORY)
+    assert answer.stdout.strip() == "[]"
 
 
 @pytest.mark.slow  # the child imports transformers
