@@ -26,7 +26,7 @@ GROUPS: Sequence[tuple[str, Sequence[Fault]]] = (
     ("Files, host memory and limits", files.FAULTS),
     ("Training, data and checkpoints", training.FAULTS),
     ("GPUs and their software", gpu.FAULTS),
-    ("Network", network.FAULTS),
+    ("Network", (*network.PIPES, *network.FAULTS)),
     ("Environment and program", (*environment.HUB, *environment.FAULTS, EXITED)),
     ("Without a line that names the cause", (KILLED_FROM_OUTSIDE, UNKNOWN)),
 )

@@ -17,8 +17,11 @@ _EXIT_LINE = re.compile(
     r"exitcode\s*:\s*(-?\d+)|exits with return code = (-?\d+)|Signal (?P<signal>\d+) \(SIG\w+\) received by PID"
     r"|[Ee]xit(?:ed)?(?: with)?(?: exit)?[ _]?(?:[Cc]ode|status)\s*[:=]?\s*(-?\d+)"
     r"|died with <Signals\.SIG\w+: (?P<died>\d+)>"
+    r"|terminated with signal (?P<name>SIG\w+)"
 )
-EXIT_WORDS = frozenset({"exitcode", "exits", "received", "exit", "Exit", "died"})  # one is in each line of the above
+EXIT_WORDS = frozenset(
+    {"exitcode", "exits", "received", "exit", "Exit", "died", "terminated"}
+)  # one is in each line of the above
 # -15 and -6 mostly follow from another rank's end, so the others are looked at first.
 SIGNAL_ORDER = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM)
 
@@ -48,8 +51,10 @@ def find_ends(rank: RankEvidence) -> Iterable[End]:
     """The ends that a launcher's summary in the log speaks of, then the rank's own, unless we ended it."""
     for index, (line, text) in enumerate(rank.tail):
         if found := _EXIT_LINE.search(text):
-            number = int(next(group for group in found.groups() if group))
-            exit_code, by_signal = (None, number) if found["signal"] or found["died"] else (number, None)
+            said = next(group for group in found.groups() if group)
+            number = int(signal.Signals.__members__.get(said, 0) if found["name"] else said)
+            is_signal = found["signal"] or found["died"] or found["name"]
+            exit_code, by_signal = (None, number) if is_signal else (number, None)
             if number:
                 yield End(exit_code, by_signal, index, line, text)
     if not rank.killed_by_us and (rank.exit_code or rank.signal):

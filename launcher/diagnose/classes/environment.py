@@ -14,7 +14,8 @@ HUB: tuple[Fault, ...] = (
             r"RepositoryNotFoundError|RevisionNotFoundError",
             r"40[13] (?:Client Error|Forbidden|Unauthorized)",
             r"is not a local folder and is not a valid model identifier",
-            r"HFValidationError|does not appear to have a file named|Error no file named \S+",
+            r"HFValidationError|Incorrect path_or_model_id",
+            r"does not appear to have a file named|Error no file named \S+",
             r"RemoteEntryNotFoundError|(?<!Local)EntryNotFoundError|\.errors\.NotExistError",
             r"Invalid (?:user token|username or password)|LocalTokenNotFoundError|Token is required",
         ),
@@ -174,7 +175,7 @@ FAULTS: tuple[Fault, ...] = (
             r"this job is preempted|Job has timed out",
             r"^ *(?:Normal|Warning) +(?:Preempted|Evicted|Preempting)\b|Preempted (?:by|in order to admit) ",
             r"[Pp]od was evicted|The node was low on resource: (?!memory)|[Ss]pot .{0,40}(?:interruption|reclaim)",
-            r"srun: Force Terminated [Jj]ob|^Terminated$",
+            r"srun: Force Terminated [Jj]ob|^Terminated$|tasks? [\d,\-]+: Terminated",
             r"SignalException: Process \d+ got signal: (?:15|1|2)\b",
             r"(?:[Rr]eceived|[Cc]aught) (?:signal |Signals\.)?(?:SIGTERM|SIGUSR1|SIGHUP)",
             r"(?:instance|node|pod).{0,40}(?:will be|is being|was) (?:preempted|reclaimed|evicted)",
@@ -195,7 +196,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         python=(
             r"(?:^|[\]):│]\x20|it/s\]|s/it\])(?:[A-Za-z_][\w.]*\.)?(?P<error>"
-            r"(?!SystemExit|DistBackend|ChildFailed|CalledProcess)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
+            r"(?!SystemExit|DistBackend|ChildFailed|CalledProcess|Process(?:Exited|Raised)Exc)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
             r"|Exception(?::[^\n]*|$))",
         ),
         hints=(r"(?P<error>CalledProcessError: [^\n]*)",),  # of a launcher it is an echo, of the program a cause

@@ -83,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Error while creating shared memory segment",
             r"failed to create shared memory file",
             r"/dev/shm\S* .{0,120}No space left on device|No space left on device.{0,80}/dev/shm",
-            r"Fatal Python error: Bus error",
+            r"Fatal Python error: Bus error|Signal: Bus error \(7\)",
             r"^Bus error\b|: line \d+: +\d+ Bus error\b|tasks? [\d,\-]+: Bus error",
         ),
         cause=Text(

@@ -12,6 +12,24 @@ _CLIENT_TIMEOUT = (
     r"Timed out after \d+ seconds waiting for clients",
 )
 
+# Before the entries for files: a pipe of multiprocessing ends like a file that is cut short.
+PIPES: tuple[Fault, ...] = (
+    Fault(
+        cls="rdzv_connection_lost",
+        action="retry",
+        victims=(r"^(?:EOFError$|ConnectionResetError: |BrokenPipeError: )",),
+        near=r"multiprocessing/(?:connection|managers|pool|resource_sharer)|/queues\.py|_recv_bytes",
+        cause=Text(
+            "{where} lost another process of its own node (a worker or a manager), which ended first.",
+            "{where} 失去了本节点的另一个进程（worker 或 manager），该进程先退出。",
+        ),
+        remedy=Text(
+            "Run it again. For the cause, look at what the processes of that node printed before, and at its memory.",
+            "可直接重新运行。要找出原因，请查看该节点各进程之前的输出及其内存。",
+        ),
+    ),
+)
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="nccl_version_mismatch",
@@ -19,7 +37,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"undefined symbol: \"?nccl\w+",
             r"Mismatched NCCL version detected",
-            r"NCCL [Vv]ersion mismatch",
+            r"(?<!or\x20)NCCL [Vv]ersion mismatch",  # "... has closed the connection, or NCCL version mismatch"
             r"ncclCommInitRank\S* .{0,60}wrong version",
         ),
         vague=(r"invalid usage(?:, NCCL version|\b.{0,40}run with NCCL_DEBUG)", r"^ncclInvalidUsage"),
@@ -174,6 +192,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Call to (?:recv|send)\w*(?: (?:from|to) \S+)? failed : "
             r"(?:Connection timed out|No route to host|Network is \w+)",
             r"Call to (?:recv|send)\w* failed : Connection reset by peer",
+            r"^(?:OSError|TimeoutError|ConnectionError): \[Errno (?:101|110|113)\]",
         ),
         cause=Text(
             "{where}: the network dropped a live NCCL connection (flapping link, overlay network).",
@@ -188,7 +207,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="nccl_remote_exited",
         action="retry",
         victims=(
-            r"Connection closed by remote peer",
+            r"Connection closed by remote peer|NET/Socket : peer \S+ has closed the connection",
             r"Call to (?:recv|send)\w* (?:from|to) \S+ failed : (?:Connection reset by peer|Broken pipe)",
             r"\[Service thread\] Connection closed by localRank",
             r"Socket recv failed while polling for opId",
@@ -276,7 +295,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Gloo connectFullMesh failed",
             r"gloo\S*\] .{0,20}(?:[Cc]onnect(?:ion)? (?:timeout |timed out |refused )?\[|rp != nullptr)",
         ),
-        errors=(r"Unable to find address for: (?P<iface>\S+)",),
+        errors=(r"Unable to find (?:address|interface) for: (?P<iface>\S+)",),
         cause=Text(
             "{where}: gloo could not connect the ranks with each other: the interface or address it announced does "
             "not reach them.",
@@ -375,7 +394,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Timed out initializing process group in store based barrier",
             r"connect\(\) timed out\. Original timeout",
         ),
-        vague=(r"(?:RuntimeError|DistStoreError): (?:Socket Timeout|Connection refused)$",),
+        vague=(r"(?:RuntimeError|DistStoreError): (?:Socket Timeout|Connection refused)$|^ConnectionRefusedError: ",),
         cause=Text(
             "{where}: the ranks could not meet in time: the master's address or port is wrong, blocked, or not "
             "every node has started.",
@@ -397,6 +416,8 @@ FAULTS: tuple[Fault, ...] = (
             r"Failed to recv, got 0 bytes",
             r"(?:recvValue|sendBytes|recvVector) failed",
             r"wait timeout after \d+ ?ms, keys",
+            r"^(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError): ",
+            r"^RuntimeError: (?:Connection reset by peer|Broken pipe)$",
         ),
         cause=Text(
             "{where} lost the store on rank 0's node: that process or node went away first.",

@@ -366,6 +366,12 @@ EXAMPLES: tuple[Example, ...] = (
         f"{_NCCL}NET/IB: Got completion from peer 10.9.8.7<1> with status=IBV_WC_RETRY_EXC_ERR(12) "
         "opcode=IBV_WC_SEND(0) vendor_err=129",
     ),
+    Example(
+        "rdzv_connection_lost",
+        "retry",
+        '  File "/opt/python/multiprocessing/connection.py", line 399, in _recv\n    raise EOFError\nEOFError',
+        3,
+    ),
     Example("nccl_network_reset", "retry", f"{_NCCL}Call to recv from 10.9.8.7<4021> failed : Connection timed out"),
     Example("nccl_remote_exited", "retry", f"{_NCCL}socketProgress: Connection closed by remote peer n2<4021>"),
     Example(
