@@ -25,6 +25,12 @@ EXIT_WORDS = frozenset(
 # -15 and -6 mostly follow from another rank's end, so the others are looked at first.
 SIGNAL_ORDER = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGKILL, signal.SIGTERM)
 
+_CRASHES = (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE)
+# torchrun kills who does not leave; that end is its own doing.
+_KILLED_BY_LAUNCHER = re.compile(r"Unable to shutdown process (\d+) via")
+
+_PID = re.compile(r"(?:pid: |received by PID )(\d+)")
+
 
 @dataclass(frozen=True)
 class End:
@@ -49,7 +55,10 @@ class End:
 
 def find_ends(rank: RankEvidence) -> Iterable[End]:
     """The ends that a launcher's summary in the log speaks of, then the rank's own, unless we ended it."""
+    by_launcher = {found[1] for _, text in rank.tail if (found := _KILLED_BY_LAUNCHER.search(text))}
     for index, (line, text) in enumerate(rank.tail):
+        if (pid := _PID.search(text)) and pid[1] in by_launcher:
+            continue
         if found := _EXIT_LINE.search(text):
             said = next(group for group in found.groups() if group)
             number = int(signal.Signals.__members__.get(said, 0) if found["name"] else said)
@@ -94,11 +103,11 @@ def _strength(end: End, rank: RankEvidence, strongest: Strength) -> Strength:
     if end.number not in SIGNAL_ORDER or (from_log and end.number == signal.SIGTERM):
         return Strength.EXIT
     # An exception ends a process with a code. One that got SIGKILL may have printed exceptions (of its workers, which
-    # lost
-    # it); unless an entry knows them as a cause, they are not why it ended.
+    # lost it); unless an entry knows them as a cause, they are not why it ended.
     seen_killed = not from_log and end.number == signal.SIGKILL
     if strongest >= (Strength.PYTHON if seen_killed else Strength.HEADLINE):
         return Strength.SIGNAL
     shared = from_log or rank.rank < 0
     killed = end.number in (signal.SIGKILL, signal.SIGBUS)
-    return Strength.VAGUE if shared and killed and strongest >= Strength.VAGUE else Strength.EXIT
+    crashed = end.number in _CRASHES and strongest >= Strength.VICTIM  # a victim's clean-up may crash as well
+    return Strength.VAGUE if shared and ((killed and strongest >= Strength.VAGUE) or crashed) else Strength.EXIT

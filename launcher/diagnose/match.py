@@ -42,6 +42,7 @@ _TASK = re.compile(r"^\s{0,3}(\d{1,4}): ")  # srun --label; a task is a rank
 _TASKS_SHARE = 0.5  # of the lines, from which on a number before the colon is a task's
 _RAISED = re.compile(r"(?:[a-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception): |(?:[a-z_]\w*\.)+[A-Z]\w+: ")
 _UNPROVEN = (Strength.ERROR, Strength.PYTHON, Strength.VAGUE, Strength.VICTIM, Strength.HEADLINE)
+_STALL = "nccl_watchdog_timeout"
 # Levels below an error, as glog, logging, warnings, NCCL and DeepSpeed write them: the program went on after that.
 _MILD_LEVEL = re.compile(
     r"\[?W\d{0,4} [\w:. /]*\.\w+:\d+\]|\bNCCL (?:INFO|TRACE)\b|\[(?:INFO|WARNING|DEBUG)\b|\w*Warning: "
@@ -188,13 +189,13 @@ def _weigh(matches: Sequence[Match], last_survived: int) -> tuple[Match, ...]:
     """
     weighed: list[Match] = []
     fallen: set[int | None] = set()  # ranks that have printed a fault
-    preempted = False
+    preempted = failed = False  # `failed`: an error or a stall, not only a peer that was lost
     for match in matches:
         strength = match.strength
         if strength in (Strength.ERROR, Strength.PYTHON, Strength.VAGUE) and match.index < last_survived:
             strength = Strength.HINT
         elif (
-            (fallen and strength == Strength.SCHEDULER)
+            (failed and strength == Strength.SCHEDULER)
             or (strength == Strength.PYTHON and _has_fallen(match.rank, fallen))
             or (preempted and strength == Strength.ERROR)
         ):
@@ -203,9 +204,11 @@ def _weigh(matches: Sequence[Match], last_survived: int) -> tuple[Match, ...]:
         preempted = preempted or strength == Strength.SCHEDULER
         if Strength.KERNEL < strength < Strength.HINT and strength != Strength.SCHEDULER:
             fallen.add(match.rank)
+            failed |= strength < Strength.VICTIM or match.fault.cls == _STALL
     return tuple(weighed)
 
 
 def _has_fallen(rank: int | None, fallen: set[int | None]) -> bool:
-    """Where ranks share a console, what one of them has met is no news of another."""
-    return bool(fallen) if rank is None else rank in fallen or None in fallen
+    """Where ranks share a console, what one of them has met is no news of another; a line without a rank may be
+    anybody's."""
+    return rank in fallen or None in fallen

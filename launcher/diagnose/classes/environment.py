@@ -196,7 +196,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         python=(
             r"(?:^|[\]):│]\x20|it/s\]|s/it\])(?:[A-Za-z_][\w.]*\.)?(?P<error>"
-            r"(?!SystemExit|DistBackend|ChildFailed|CalledProcess|Process(?:Exited|Raised)Exc)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
+            r"(?!SystemExit|Dist(?:Backend|Network|Store)Err|ChildFailed|CalledProcess|Process(?:Exited|Raised)Exc)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
             r"|Exception(?::[^\n]*|$))",
         ),
         hints=(r"(?P<error>CalledProcessError: [^\n]*)",),  # of a launcher it is an echo, of the program a cause

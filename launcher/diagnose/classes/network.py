@@ -413,7 +413,7 @@ FAULTS: tuple[Fault, ...] = (
         victims=(
             r"RendezvousConnectionError",
             r"failed to shutdown the rendezvous",
-            r"Failed to recv, got 0 bytes",
+            r"[Ff]ailed to recv, got 0 bytes|Dist(?:Network|Store|Backend)Error: ",
             r"(?:recvValue|sendBytes|recvVector) failed",
             r"wait timeout after \d+ ?ms, keys",
             r"^(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError): ",

@@ -70,6 +70,28 @@ def test_what_healthy_programs_print_before_and_launchers_after_changes_no_cause
     assert read(after).cls == "user_code", "rank 0 left with 1; rank 1 was stopped for it"
 
 
+VICTIMS = """\
+[rank{r}]: torch.distributed.DistBackendError: NCCL error in: /x/NCCLUtils.hpp:268, remote process exited or there was \
+a network error, NCCL version 2.21.5
+[rank{r}]: Last error:
+[rank{r}]: socketProgress: Connection closed by remote peer n2<4021>
+[rank{r}]: RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4021
+[rank{r}]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes
+[rank{r}]: ConnectionResetError: [Errno 104] Connection reset by peer
+"""
+CONSEQUENCES = (
+    *("nccl_watchdog_timeout", "nccl_remote_exited", "nccl_network_reset", "nccl_system_error"),
+    *("nccl_init_store_timeout", "gloo_connection", "rdzv_connection_lost"),
+)
+
+
+def test_seven_victims_that_speak_first_are_never_the_cause() -> None:
+    victims = "".join(VICTIMS.format(r=r) for r in range(10, 17))
+    causes = [v for v in VARIANTS if v.cls not in CONSEQUENCES and "[WARNING]" not in v.log]
+    assert len(causes) > 150
+    assert {v.log[:80]: cls for v in causes if (cls := read(victims + v.log).cls) != v.cls} == {}
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -110,6 +132,7 @@ def test_of_equal_errors_the_first_by_the_clock_is_the_cause_whatever_the_order_
 def test_what_one_rank_suffers_does_not_excuse_anothers_exception() -> None:
     victim = "[rank0]: RuntimeError: [/x/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.1]:4021"
     assert read(f"{victim}\n[rank2]: AssertionError: bad row").cls == "user_code"
+    assert read(f"{victim}\nAssertionError: bad row").cls == "user_code"
     assert read(f"{victim}\n[rank0]: AssertionError: bad row").cls == "gloo_connection"
 
 

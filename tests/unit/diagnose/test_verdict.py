@@ -176,6 +176,19 @@ def test_a_kill_in_a_shared_summary_explains_the_victims_above_it() -> None:
     assert diagnose([rank(-1, log, None)]).cls == "host_oom"
 
 
+def test_who_was_killed_by_the_launcher_because_it_did_not_leave_was_not_killed_for_memory() -> None:
+    killed = "api.py:1048] Unable to shutdown process 77 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL"
+    log = f"{GLOO}\n{killed}\n  exitcode  : -9 (pid: 77)\n  traceback : Signal 9 (SIGKILL) received by PID 77"
+    assert diagnose([rank(-1, log, None)]).cls == "gloo_connection"
+    assert diagnose([rank(-1, log.replace("PID 77", "PID 78"), None)]).cls == "host_oom"
+
+
+def test_a_crash_in_a_summary_explains_victims_and_no_error() -> None:
+    summary = "  exitcode  : -11 (pid: 77)"
+    assert diagnose([rank(-1, f"{GLOO}\n{summary}", None)]).cls == "segfault"
+    assert diagnose([rank(-1, f"{ERROR}\n{summary}", None)]).cls == "user_code"
+
+
 def test_an_exit_code_without_a_word_is_the_programs_own() -> None:
     verdict = diagnose([rank(0, "done\n", 3)])
     assert (verdict.cls, verdict.action, verdict.confidence) == ("user_code", "stop", "probable")
