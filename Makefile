@@ -47,6 +47,7 @@ format: $(VENV)/.test  ## put every file into the project's format
 bench: $(VENV)/.test  ## the figures that documents quote
 	$(BIN)/python scripts/bench_help.py
 	$(BIN)/python scripts/bench_seek.py
+	$(BIN)/python scripts/bench_diagnose.py
 
 image-check:  ## build images/Dockerfile with buildah and try it (root; apt: buildah debootstrap uidmap)
 	images/check.sh

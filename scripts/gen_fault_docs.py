@@ -26,7 +26,7 @@ GROUPS: Sequence[tuple[str, Sequence[Fault]]] = (
     ("Files, host memory and limits", files.FAULTS),
     ("Training, data and checkpoints", training.FAULTS),
     ("GPUs and their software", gpu.FAULTS),
-    ("Network", network.FAULTS),
+    ("Network", (*network.PIPES, *network.FAULTS)),
     ("Environment and program", (*environment.HUB, *environment.FAULTS, EXITED)),
     ("Without a line that names the cause", (KILLED_FROM_OUTSIDE, UNKNOWN)),
 )
@@ -36,10 +36,11 @@ HEAD = """\
 
 Written by `scripts/gen_fault_docs.py` from the catalogue in `launcher/diagnose/`; do not edit this page.
 
-After a failed attempt ftlaunch reads the logs of all ranks, their exits, the kernel log and the cgroup's counter of
-out-of-memory kills, and names one cause. Of several nodes the one whose rank failed first does so for its own ranks.
-What a process prints because another one failed is set aside. The verdict is in `ftlaunch/incidents/<utc>-<class>/` of
-the output folder; cause and remedy are shown in English or Chinese (`FTLAUNCH_LANG`, else the locale).
+After a failed attempt ftlaunch reads the logs of all ranks, their exits, the kernel log and the counters of the cgroup,
+and names one cause ([how](commands/diagnose.md#how-the-cause-is-found)). Of several nodes the one whose rank failed
+first does so for its own ranks. What a process prints because another one failed is set aside. The verdict is in
+`ftlaunch/incidents/<utc>-<class>/` of the output folder; cause and remedy are shown in English or Chinese
+(`FTLAUNCH_LANG`, else the locale).
 
 | action | what this version does |
 |---|---|
@@ -52,6 +53,10 @@ the output folder; cause and remedy are shown in English or Chinese (`FTLAUNCH_L
 
 Several entries of one class are the same fault with different remedies. "Named only as a consequence": the class is the
 verdict only when no log shows what came before. `<...>` stands for what the log says.
+
+For `device_assert_index`, `device_assert_label` and `data_too_long` the sample is looked for without a GPU, in a
+process of its own, at most 15 s: those of the step that failed first, then all others. The verdict names file, line,
+position and value. Runs of a trainer of yours (`command`) and GGUF files are left out.
 """
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from launcher.agent.patient_output import PatientOutput
+from launcher.diagnose.redact import redact_text
 
 _PROGRESS_EVERY_S = 10.0
 _NEVER_SILENT_FOR_S = 60.0
@@ -52,13 +53,13 @@ class Console:
         """One or several lines of ftlaunch itself; with the time (local) where they may be read later."""
         self._clear_bar()
         prefix = self._paint("36", "ftlaunch ") if self.tty else f"ftlaunch: {time.strftime('%H:%M:%S')} "
-        for line in text.splitlines() or [""]:
+        for line in redact_text(text).splitlines() or [""]:
             self._write(f"{prefix}{line}\n")
 
     def block(self, text: str) -> None:
         """A screen that stands for itself, without prefixes."""
         self._clear_bar()
-        self._write(text + "\n")
+        self._write(redact_text(text) + "\n")
 
     def progress(self, step: int, max_steps: int | None, loss: float | None, seconds_per_step: float | None) -> None:
         """Called when a step was finished: a redrawn bar on a terminal, a line now and then elsewhere."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from launcher.agent.durable_file import fsync_folder
 from launcher.agent.object_lines import ObjectLines
+from launcher.diagnose.redact import redact_document
 from launcher.host.storage import StorageKind
 
 VERSION = 1
@@ -130,7 +131,14 @@ class EventLog:
 
     def emit(self, event: str, **fields: Any) -> None:
         now = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = {"v": VERSION, "t": now, "node": self.node, "gen": self.generation, "event": event, **fields}
+        record = {
+            "v": VERSION,
+            "t": now,
+            "node": self.node,
+            "gen": self.generation,
+            "event": event,
+            **redact_document(fields),
+        }
         self._lines.append(record, durable=event in _DURABLE)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,26 @@ from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
 from launcher.agent.lifecycle import Lifecycle
 from launcher.agent.room import make_room
+from launcher.agent.sample_hunt import SampleHunt
 from launcher.checkpoint.object_file import read_when_there
 from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
     NodeEvidence,
+    NumberedLines,
     RankEvidence,
     name_exit,
-    read_cgroup_oom_kills,
-    read_kernel_lines,
-    read_shm,
+    read_head,
     read_tail,
     with_last_words,
 )
+from launcher.diagnose.node_facts import Counters, Unanswered, collect, node_evidence, take_counters
 from launcher.diagnose.verdict import Verdict, diagnose
 from launcher.errors import ExitCode
+from launcher.host.bounded import within
 from launcher.policy.restart import ADJUSTED_BY_RESTART, Action, Decision
 
+_READ_WITHIN_S = 5.0  # the logs; with the collectors' bound and the next 20 s in all
+_WRITE_WITHIN_S = 8.0
 _DISK_FULL = ("no_space", "disk_quota")
 
 
@@ -62,8 +68,10 @@ class IncidentRecorder:
         *,
         shown: Callable[[Path], Path] = lambda log: log,
         alone: bool = False,
+        hunt: SampleHunt | None = None,
     ) -> None:
-        """`shown`: where people find a log."""
+        """`shown`: where people find a log; `hunt` looks for the sample behind a fault of the data."""
+        self._hunt = hunt
         self._alone = alone
         self._room = ""
         self._root = output_dir / "ftlaunch" / "incidents"
@@ -72,12 +80,10 @@ class IncidentRecorder:
         self._host_facts = host_facts
         self._shown = shown
         self._bundle_trouble = ""
-        self._oom_kills_before: int | None = None
-        self._began_at = time.time()
+        self._before = Counters(at_s=time.time())
 
     def attempt_begins(self, generation: int) -> None:
-        self._oom_kills_before = read_cgroup_oom_kills()
-        self._began_at = time.time()
+        self._before = take_counters()
 
     def ranks_failed(
         self,
@@ -93,11 +99,15 @@ class IncidentRecorder:
             codes = [view.exit.code for view in lifecycle.ranks.values() if view.exit is not None]
             code = int(ExitCode.REFUSED if ExitCode.REFUSED in codes else ExitCode.WRONG_INPUT)
             return Incident("input", retryable=False, input_error_code=code, message=input_error)
-        evidence = [self._rank_evidence(lifecycle, rank) for rank in ranks]
-        verdict = diagnose(evidence, [self._node_evidence()])
+        logs = collect({str(r.rank): partial(_read_ends, r.log_path) for r in ranks}, _READ_WITHIN_S)
+        evidence = [self._rank_evidence(lifecycle, rank, logs[str(rank.rank)]) for rank in ranks]
+        node = self._node_evidence()
+        verdict = diagnose(evidence, [node])
         if only_if_it_stays and (verdict.retryable or verdict.action in ADJUSTED_BY_RESTART):
             return None
-        incident = self._record(verdict, evidence, {"generation": generation})
+        if self._hunt:
+            verdict = self._hunt.explain(verdict, evidence)
+        incident = self._record(verdict, evidence, node, {"generation": generation})
         return replace(incident, label=_label(incident, evidence))
 
     def fork_server_failed(self, generation: int, failure: ForkServerError) -> Incident:
@@ -115,14 +125,17 @@ class IncidentRecorder:
                 last_step=None,
             )
         ]
-        return self._record(
-            diagnose(evidence, [self._node_evidence()]), evidence, {"generation": generation, "phase": str(failure)}
-        )
+        node = self._node_evidence()
+        extra = {"generation": generation, "phase": str(failure)}
+        return self._record(diagnose(evidence, [node]), evidence, node, extra)
 
     def unfinished(self, generation: int) -> Incident:
         """The ranks left with status 0, but the files do not prove the planned end."""
-        verdict = diagnose([], [self._node_evidence()])
-        return self._record(verdict, [], {"generation": generation, "phase": "ranks ended without the planned end"})
+        node = self._node_evidence()
+        verdict = diagnose([], [node])
+        return self._record(
+            verdict, [], node, {"generation": generation, "phase": "ranks ended without the planned end"}
+        )
 
     def show(self, incident: Incident, decision: Decision, console: Console) -> None:
         if incident.verdict is None:
@@ -150,8 +163,9 @@ class IncidentRecorder:
         except OSError as error:
             console.say(f"summary.md could not be completed: {error}")
 
-    def _rank_evidence(self, lifecycle: Lifecycle, process: RankProcess) -> RankEvidence:
+    def _rank_evidence(self, lifecycle: Lifecycle, process: RankProcess, log: Any) -> RankEvidence:
         exit_ = process.exit
+        head, tail = ((), ()) if isinstance(log, Unanswered) else log
         return RankEvidence(
             rank=process.rank,
             node=self._events.node,
@@ -159,25 +173,20 @@ class IncidentRecorder:
             exit_code=exit_.code if exit_ else None,
             signal=exit_.signal if exit_ else None,
             log_path=str(self._shown(process.log_path)),
-            tail=with_last_words(read_tail(process.log_path), lifecycle.ranks[process.rank].last_words),
+            tail=with_last_words(tail, lifecycle.ranks[process.rank].last_words),
             last_step=lifecycle.ranks[process.rank].step or None,
             killed_by_us=bool(exit_ and exit_.killed_by_us),
             exited_at_s=time.time() - (time.monotonic() - exit_.at_s) if exit_ else None,
+            head=head,
         )
 
     def _node_evidence(self) -> NodeEvidence:
-        now = read_cgroup_oom_kills()
-        before = self._oom_kills_before
-        free, size = read_shm()
-        return NodeEvidence(
-            cgroup_oom_kills=now - before if now is not None and before is not None else None,
-            kernel_lines=read_kernel_lines(since_s=time.time() - self._began_at),
-            shm_free_bytes=free,
-            shm_size_bytes=size,
-            node=self._events.node,
-        )
+        disks = {"output_dir": self._root.parent.parent, "temporary": Path(tempfile.gettempdir())}
+        return node_evidence(self._before, self._events.node, disks)
 
-    def _record(self, verdict: Verdict, ranks: Sequence[RankEvidence], extra: dict[str, Any]) -> Incident:
+    def _record(
+        self, verdict: Verdict, ranks: Sequence[RankEvidence], node: NodeEvidence, extra: dict[str, Any]
+    ) -> Incident:
         utc = utc_now().strftime("%Y%m%dT%H%M%S.%fZ")
         versions = self._host_facts.get("versions", {})
         extra["about"] = {
@@ -192,9 +201,10 @@ class IncidentRecorder:
         if self._alone and verdict.cls in _DISK_FULL:  # else the bundle would not fit either
             self._room = make_room(self._root.parent.parent, int(extra["generation"]))
         try:
-            bundle = write_bundle(
-                self._root, utc, verdict, ranks, [self._node_evidence()], self._environ, dict(self._host_facts), extra
+            write = partial(
+                write_bundle, self._root, utc, verdict, ranks, [node], self._environ, self._host_facts, extra
             )
+            bundle = within(_WRITE_WITHIN_S, write, "the output folder")
         except OSError as error:
             self._bundle_trouble = f"the bundle could not be written: {error}"
         as_json = verdict.to_json()
@@ -208,6 +218,11 @@ class IncidentRecorder:
         )
         retryable = verdict.retryable or verdict.action in ADJUSTED_BY_RESTART
         return Incident(verdict.cls, retryable, verdict=verdict, bundle=bundle)
+
+
+def _read_ends(log: Path) -> tuple[NumberedLines, NumberedLines]:
+    tail = read_tail(log)
+    return read_head(log, tail), tail
 
 
 def _label(incident: Incident, evidence: Sequence[RankEvidence]) -> str:

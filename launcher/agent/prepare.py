@@ -21,10 +21,10 @@ from launcher.config.model_files import ModelFiles, read_model_files
 from launcher.config.models import ClusterConfig, JobConfig
 from launcher.data.facts import DataFacts
 from launcher.data.look import load_tokenizer_file, look_at_data
-from launcher.diagnose.evidence import read_kernel_lines
 from launcher.errors import unusable_folder
 from launcher.host.disk_speed import DiskSpeed, measure_disk
 from launcher.host.facts import HostFacts, StorageKind, read_host_facts
+from launcher.host.kernel_log import read_kernel_lines
 from launcher.host.storage import read_disk
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.model_facts import ModelFacts, read_model_facts

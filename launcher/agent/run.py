@@ -26,6 +26,7 @@ from launcher.agent.prepare import Prepared, prepare
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import newest_step
 from launcher.agent.run_lock import RunLock
+from launcher.agent.sample_hunt import SampleHunt
 from launcher.agent.summary import RunSummary, render_summary, summarise
 from launcher.agent.supervisor import RunSettings, Supervisor
 from launcher.agent.work_folder import WorkFolder
@@ -251,6 +252,7 @@ class _Run:
             asdict(self.prepared.facts),
             shown=settings.work_folder.shown,
             alone=folder is None,
+            hunt=SampleHunt(config, plan.global_batch_size, settings.environ),
         )
         loop = EventLoop()
         crew: Crew

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from launcher.data.encode import IGNORED_LABEL, EncodedDataset
+from launcher.data.encode import EncodedDataset
 from launcher.data.order import GHOST, SampleOrder
 from launcher.data.packing import Packing
+from launcher.data.records import IGNORED_LABEL
 
 SAMPLE_KEY = "sample_ids"
 _GHOST_TOKENS = 8  # what a batch is padded to in any case

@@ -12,12 +12,10 @@ import numpy as np
 import xxhash
 
 from launcher.data.packing import Packing
-from launcher.data.records import DataError, Record
+from launcher.data.records import IGNORED_LABEL, DataError, Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-IGNORED_LABEL = -100  # torch.nn.CrossEntropyLoss's ignore_index
 
 
 @dataclass(frozen=True)

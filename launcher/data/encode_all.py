@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from launcher.data.encode import IGNORED_LABEL, encode_batch
-from launcher.data.records import DataError, Record
+from launcher.data.encode import encode_batch
+from launcher.data.records import IGNORED_LABEL, DataError, Record
 from launcher.data.scan import RECORD, REPEATED, Fault, Faults, Repeats, blocks_of, look_at
 
 if TYPE_CHECKING:

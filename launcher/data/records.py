@@ -15,6 +15,8 @@ from typing import Any
 
 from launcher.errors import UserError
 
+IGNORED_LABEL = -100  # torch.nn.CrossEntropyLoss's ignore_index
+
 
 class DataError(UserError):
     """A record that cannot be used; the message names file and line."""

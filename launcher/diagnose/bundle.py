@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.diagnose.catalogue import UNKNOWN
 from launcher.diagnose.evidence import NodeEvidence, RankEvidence, name_exit
-from launcher.diagnose.redact import redact_environ, redact_text
+from launcher.diagnose.redact import hide_values, redact_document, redact_environ, redact_text, secret_values
 from launcher.diagnose.verdict import EvidenceLine, Verdict
 from launcher.i18n import Text
 
 MAX_BUNDLE_BYTES = 50 * 2**20
 _RESERVED_BYTES = 2 * 2**20  # verdict, summary, environment, host: never cut
+_MAX_LOG_BYTES = 2**20  # of one log; taking secrets out of more would take too long
 _MAX_OTHER_RANKS = 8
 _MAX_SHOWN_CHARS = 300
 
@@ -23,6 +26,7 @@ _CONFIDENCE = {
     "unknown": Text("unknown", "未知"),
 }
 _HEADING = Text("Why it failed: {cls} ({confidence})", "失败原因：{cls}（{confidence}）")
+_NOT_KNOWN = Text("Why it failed: not known for certain", "失败原因：尚不能确定")
 _CAUSE = Text("Cause", "原因")
 _PROOF = Text("Proof", "证据")
 _REMEDY = Text("What to do", "处理")
@@ -35,6 +39,8 @@ _MORE = Text("... and {num} more", "……另有 {num} 个")
 def screen(verdict: Verdict, decision: str) -> str:
     """What a person needs, on one screen: cause, the line that proves it, what to do, what ftlaunch did."""
     heading = _HEADING.format(cls=verdict.cls, confidence=_CONFIDENCE[verdict.confidence].pick()).pick()
+    if verdict.cls == UNKNOWN.cls:
+        heading = _NOT_KNOWN.pick()
     rows = [(_CAUSE, verdict.cause.pick())]
     rows += [(_PROOF, _shown(line)) for line in verdict.evidence[:2]]
     rows.append((_REMEDY, verdict.remedy.pick()))
@@ -64,25 +70,25 @@ def write_bundle(
 ) -> Path:
     """Writes `root/<utc>-<class>/` and returns it. `utc` may hold characters that a file name may not.
 
-    At most MAX_BUNDLE_BYTES: logs share what is left, and each is cut at its front. A bundle of the same second and
-    class gets a number, so that nothing is overwritten. Raises OSError when the folder cannot be written.
+    At most MAX_BUNDLE_BYTES: logs share what is left, and each that is too long loses its middle. A bundle of the same
+    second and class gets a number, so that nothing is overwritten. Raises OSError when the folder cannot be written.
     """
     folder = _new_folder(root, f"{utc.replace(':', '').replace('/', '-')}-{verdict.cls}")
-    _write(folder / "verdict.json", _json(verdict.to_json()))
-    _write(
-        folder / "summary.md",
-        summary(verdict, ranks, str((extra or {}).get("decision", "")), (extra or {}).get("about")),
-    )
-    _write(folder / "environment.json", _json(redact_environ(environ)))
-    counted = [{name: value for name, value in vars(n).items() if name != "kernel_lines"} for n in nodes]
-    _write(folder / "host.json", _json({"facts": dict(host_facts), "nodes": counted, **(extra or {})}))
-    budget = (MAX_BUNDLE_BYTES - _RESERVED_BYTES) // max(1, len(ranks) + 1)
+    write = partial(_write, folder, secret_values(environ))
+    write("verdict.json", _json(verdict.to_json()))
+    write("summary.md", summary(verdict, ranks, str((extra or {}).get("decision", "")), (extra or {}).get("about")))
+    write("environment.json", _json(redact_environ(environ)))
+    counted = [{k: value for k, value in vars(n).items() if k not in ("kernel_lines", "facts")} for n in nodes]
+    write("host.json", _json({"facts": dict(host_facts), "nodes": counted, **(extra or {})}))
+    if any(node.facts for node in nodes):
+        write("node.json", _json([{"node": node.node, **node.facts} for node in nodes]))
+    budget = min(_MAX_LOG_BYTES, (MAX_BUNDLE_BYTES - _RESERVED_BYTES) // max(1, len(ranks) + 1))
     for rank in ranks:
         name = f"rank-{rank.rank}.log" if rank.rank >= 0 else f"log-{Path(rank.log_path).name or 'unnamed'}"
-        _write(folder / name, _last_bytes((text for _, text in rank.tail), budget))
+        write(name, _ends([text for _, text in (*rank.head, *rank.tail)], budget))
     kernel = [line for node in nodes for line in node.kernel_lines]
     if kernel:
-        _write(folder / "kernel.log", _last_bytes(kernel, budget))
+        write("kernel.log", _ends(kernel, budget))
     return folder
 
 
@@ -123,27 +129,21 @@ def _new_folder(root: Path, name: str) -> Path:
             return folder
 
 
-def _last_bytes(lines: Any, budget: int) -> str:
+def _ends(lines: Sequence[str], budget: int) -> str:
+    """All lines, or of too many the first and the last: how it began, and mostly how it ended."""
     text = redact_text("\n".join(lines)) + "\n"
     data = text.encode("utf-8", errors="replace")
-    return text if len(data) <= budget else data[-budget:].decode("utf-8", errors="ignore").partition("\n")[2]
+    if len(data) <= budget:
+        return text
+    head = data[: budget // 4].decode("utf-8", errors="ignore").rpartition("\n")[0]
+    tail = data[len(head.encode()) + 200 - budget :].decode("utf-8", errors="ignore").partition("\n")[2]
+    left_out = len(data) - len(head.encode()) - len(tail.encode())
+    return f"{head}\n... {left_out} bytes are left out here ...\n{tail}"
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_redacted(value), ensure_ascii=False, indent=2, default=str) + "\n"
+    return json.dumps(redact_document(value), ensure_ascii=False, indent=2, default=str) + "\n"
 
 
-def _redacted(value: Any) -> Any:
-    """Every string of a document through `redact_text`, and named secrets hidden, however deep they sit."""
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, Mapping):
-        flat = redact_environ({str(k): v for k, v in value.items() if isinstance(v, str)})
-        return {str(k): flat[str(k)] if isinstance(v, str) else _redacted(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_redacted(item) for item in value]
-    return value
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", errors="replace")
+def _write(folder: Path, secrets: Sequence[str], name: str, text: str) -> None:
+    (folder / name).write_text(hide_values(text, secrets), encoding="utf-8", errors="replace")

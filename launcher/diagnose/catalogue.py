@@ -11,6 +11,7 @@ from launcher.i18n import Text
 
 CATALOGUE: tuple[Fault, ...] = (
     *environment.HUB,
+    *network.PIPES,
     *gpu_memory.FAULTS,
     *files.FAULTS,
     *training.FAULTS,

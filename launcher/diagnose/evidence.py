@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import re
 import signal as signals
-import subprocess
-import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 NumberedLines = tuple[tuple[int, str], ...]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-_DMESG_WAIT_S = 5.0
 _MAX_LINE_CHARS = 8000
 
 
@@ -35,6 +34,7 @@ class RankEvidence:
     last_step: int | None
     killed_by_us: bool = False
     exited_at_s: float | None = None
+    head: NumberedLines = ()  # how a long log began, for people: a cause stands at the end
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class NodeEvidence:
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
     node: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else was read of the node, for people
 
 
 def clean_line(raw: str) -> str:
@@ -84,6 +85,20 @@ def read_tail(path: str | os.PathLike[str], max_bytes: int = 262_144) -> Numbere
     except OSError:
         return ()
     return number_lines(data.decode("utf-8", errors="replace"), skipped_lines + 1)
+
+
+def read_head(path: str | os.PathLike[str], tail: NumberedLines, max_bytes: int = 65_536) -> NumberedLines:
+    """The first lines of a log of which `tail` is the end; empty where the tail is all of it."""
+    first = tail[0][0] if tail else 1
+    if first == 1:
+        return ()
+    try:
+        with open(path, "rb") as log:
+            data = log.read(max_bytes)
+    except OSError:
+        return ()
+    head = tuple(line for line in number_lines(data.decode("utf-8", errors="replace")) if line[0] < first)
+    return (*head, (head[-1][0] + 1, "... left out ...")) if head and head[-1][0] + 1 < first else head
 
 
 def with_last_words(tail: NumberedLines, words: str) -> NumberedLines:
@@ -132,30 +147,6 @@ def read_shm(path: str = "/dev/shm") -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
-
-
-def read_kernel_lines(since_s: float | None = None, max_lines: int = 2000) -> tuple[str, ...]:
-    """Kernel messages not older than `since_s` (Unix time); empty in a container that may not read them."""
-    try:
-        done = subprocess.run(["dmesg"], capture_output=True, timeout=_DMESG_WAIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    lines = done.stdout.decode("utf-8", errors="replace").splitlines()
-    if since_s is not None:
-        booted_at_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        lines = lines_since(lines, since_s - booted_at_s)
-    return tuple(lines[-max_lines:])
-
-
-def lines_since(lines: list[str], uptime_s: float) -> list[str]:
-    """The lines stamped `[seconds since boot]` at or after `uptime_s`; an unstamped line goes with the one before."""
-    kept, inside = [], False
-    for line in lines:
-        if stamp := re.match(r"(?:<\d+>)?\[\s*(\d+\.\d+)\]", line):
-            inside = float(stamp[1]) >= uptime_s
-        if inside:
-            kept.append(line)
-    return kept
 
 
 def signal_number(exit_code: int | None, signal: int | None) -> int | None:

@@ -22,7 +22,8 @@ class Strength(IntEnum):
     VICTIM = 6  # what a process prints because another one failed
     HEADLINE = 7  # the first line of a message whose reason stands in a later line
     HINT = 8  # a warning, or an error that the program survived
-    EXIT = 9  # nothing but an exit code, or a signal after an error of its own
+    MILD = 9  # an error's words in a line that is only a warning or a note: mostly something that is tried again
+    EXIT = 10  # nothing but an exit code, or a signal after an error of its own
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Fault:
 
     A class may have several entries where the remedy differs (`nccl_ib_failure`: cable or settings); the first that
     matches a line owns it. In patterns a blank stands for any white space, so that a message which a console has
-    wrapped still matches; named groups fill the places of the same name in `cause` and `remedy`.
+    wrapped still matches; named groups fill the places of the same name in `cause` and `remedy`; the group
+    `proof`, where there is one, begins on the line that is shown.
     """
 
     cls: str
@@ -46,6 +48,8 @@ class Fault:
     victims: tuple[str, ...] = ()
     headlines: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    fatal_as_warning: bool = False  # what a program only warns of, or tells, is no cause otherwise
+    plainest: str = ""  # of several lines of one message, the one that says most
     near: str = ""  # must also occur in the lines around the match (a traceback's frames)
     applies: Callable[[Mapping[str, str]], bool] | None = None  # and the named values must say so
     signals: tuple[int, ...] = ()  # the exits that mean this when nothing else was printed

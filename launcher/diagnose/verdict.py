@@ -7,10 +7,11 @@ Victims are never the cause while anything else exists.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
@@ -21,6 +22,7 @@ from launcher.diagnose.exits import find_ends, judge_end
 from launcher.diagnose.fault import Strength
 from launcher.diagnose.match import Match, find_matches
 from launcher.diagnose.redact import redact_text
+from launcher.diagnose.stamps import stamp_of
 from launcher.i18n import Text
 
 VERDICT_VERSION = 1
@@ -50,6 +52,9 @@ class EvidenceLine:
 class Culprit:
     rank: int | None
     node: str
+
+    def words(self) -> str:
+        return _where(self.rank, self.node)
 
     def to_json(self) -> dict[str, Any]:
         return {"rank": self.rank, "node": self.node}
@@ -125,7 +130,30 @@ def diagnose(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence] = ()) 
     if not candidates:
         return _unknown(ranks)
     candidates.sort(key=_Candidate.order)
+    _best_first(candidates)
     return _verdict(candidates, nodes)
+
+
+def _best_first(candidates: list[_Candidate]) -> None:
+    """Of equals the first by the clock is the cause, where every one of them tells the time; then its plainest line."""
+    equals = list(itertools.takewhile(lambda c: c.order() == candidates[0].order(), candidates))
+    stamps = [stamp_of(c.match.text) for c in equals]
+    if all(stamps) and len({stamp.kind for stamp in stamps if stamp}) == 1:
+        first = min(range(len(equals)), key=lambda i: stamps[i] or ())
+        candidates.insert(0, candidates.pop(first))
+    best = candidates[0]
+    same = [c for c in equals if c.source == best.source and _one_message(c.match, best.match)]
+    plainest = min(same or [best], key=lambda c: c.match.plainness)
+    candidates.remove(plainest)
+    candidates.insert(0, plainest)
+
+
+def _one_message(one: Match, other: Match) -> bool:
+    near = abs(one.index - other.index) <= _MAX_FRAME_LINES
+    own = one.strength in (Strength.KERNEL, Strength.ERROR, Strength.SCHEDULER, Strength.VAGUE)
+    return (
+        one.fault is other.fault and own and near and (one.rank == other.rank or one.rank is None or other.rank is None)
+    )
 
 
 def _sources(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> Iterable[_Source]:
@@ -158,7 +186,13 @@ def _exits(source: _Source, matches: Sequence[Match], nodes: Sequence[NodeEviden
     if rank := source.evidence:
         oom_kills = _oom_kills(nodes, source.node)
         for end in find_ends(rank):
-            yield _Candidate(source, judge_end(end, rank, matches, oom_kills), end.order)
+            judged = judge_end(end, rank, matches, oom_kills, at_limit=_at_limit(nodes, source.node))
+            yield _Candidate(source, judged, end.order)
+
+
+def _at_limit(nodes: Sequence[NodeEvidence], node: str) -> bool:
+    """Reaching the limit kills nobody by itself: file pages are given back first. Beside a SIGKILL it is a reason."""
+    return any(n.facts.get("memory_grown", {}).get("max") for n in nodes if n.node in ("", node))
 
 
 def _oom_kills(nodes: Sequence[NodeEvidence], node: str) -> int | None:
@@ -177,7 +211,7 @@ def _verdict(candidates: Sequence[_Candidate], nodes: Sequence[NodeEvidence]) ->
         cls=fault.cls,
         action=fault.action,
         retryable=fault.retryable,
-        confidence="unknown" if fault is UNKNOWN else confidence,
+        confidence="unknown" if fault is UNKNOWN or strength == Strength.MILD else confidence,
         culprit=Culprit(rank, best.source.node) if known_rank or best.source.node else None,
         evidence=_evidence(candidates, nodes),
         cause=_fill(fault.cause, values),
@@ -222,10 +256,21 @@ def _node_facts(best: _Candidate, nodes: Sequence[NodeEvidence]) -> Iterable[Evi
         if node.node not in ("", best.source.node):
             continue
         if best.match.fault.cls == "host_oom" and node.cgroup_oom_kills:
-            yield EvidenceLine("cgroup memory events", 0, f"oom_kill +{node.cgroup_oom_kills}")
+            times = f"{node.cgroup_oom_kills} process{'es' if node.cgroup_oom_kills > 1 else ''}"
+            yield EvidenceLine("cgroup: oom_kill", 0, f"the kernel killed {times} of this job or pod for memory")
+        if best.match.fault.cls in ("no_space", "disk_quota"):
+            yield from _room_on_disks(node)
         if best.match.fault.cls == "shm_exhausted" and node.shm_size_bytes is not None:
             free_mib = (node.shm_free_bytes or 0) / 2**20
-            yield EvidenceLine("/dev/shm", 0, f"size {node.shm_size_bytes / 2**20:.0f} MiB, free {free_mib:.0f} MiB")
+            size_mib = node.shm_size_bytes / 2**20
+            yield EvidenceLine("/dev/shm", 0, f"/dev/shm has {size_mib:.0f} MiB, {free_mib:.0f} MiB are free")
+
+
+def _room_on_disks(node: NodeEvidence) -> Iterable[EvidenceLine]:
+    for name, disk in node.facts.get("disks", {}).items():
+        if isinstance(disk, Mapping):
+            free = f"{disk['free_bytes'] / 2**30:.1f} of {disk['total_bytes'] / 2**30:.1f} GiB are free afterwards"
+            yield EvidenceLine(f"disk: {name}", 0, f"{name}: {free}, {disk['free_inodes']} more files fit")
 
 
 def _unknown(ranks: Sequence[RankEvidence]) -> Verdict:

@@ -72,6 +72,26 @@ def read_memory_limit(root: Path = ROOT) -> MemoryLimit:
     return MemoryLimit(limit, max(0, used - _stat(where / "memory.stat").get(reclaimable, 0)))
 
 
+def read_memory_counters(root: Path = ROOT) -> dict[str, int]:
+    """What the kernel counts of this process's group and of those above it, whose limits hold, too: times at the limit,
+    kills, the highest use. Empty where nothing is counted. Names are version 2's; of version 1 what there is."""
+    group = find_cgroup("memory", root)
+    if group is None:
+        return {}
+    counters: dict[str, int] = {}
+    for where in reversed(group.directories):  # the own group last: its figures count
+        if group.version == 2:
+            counters.update(_stat(where / "memory.events"))
+            files = {"current": "memory.current", "peak": "memory.peak", "limit": "memory.max"}
+        else:
+            counters.update(_stat(where / "memory.oom_control"))
+            files = {"max": "memory.failcnt", "current": "memory.usage_in_bytes", "peak": "memory.max_usage_in_bytes"}
+            files["limit"] = "memory.limit_in_bytes"
+        values = {name: _number(_read(where / file)) for name, file in files.items()}
+        counters.update({n: v for n, v in values.items() if v is not None and v < NO_LIMIT_FROM_BYTES})
+    return counters
+
+
 def read_cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs that the quota allows at any time, e.g. 3.5; None without a quota."""
     group = find_cgroup("cpu", root)

@@ -6,7 +6,7 @@ NVML is loaded from the driver (`libnvidia-ml.so.1`); where it is missing, or an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,48 @@ def read_gpus(timeout_s: float = ANSWER_WITHIN_S) -> GpuReading:
         return within(timeout_s, _read_gpus, "NVML")
     except (pynvml.NVMLError, TimeoutError) as error:
         return GpuReading(nvml=str(error))
+
+
+def read_gpu_health(timeout_s: float = ANSWER_WITHIN_S) -> list[dict[str, Any]]:
+    """Per card what says whether it is well: temperature, ECC errors since the driver was loaded and for life, remapped
+    rows, why its clocks are held down. A value that a card or driver does not have is left out.
+
+    Raises NVMLError without a driver, TimeoutError where it does not answer."""
+    return within(timeout_s, _read_health, "NVML")
+
+
+def _read_health() -> list[dict[str, Any]]:
+    pynvml.nvmlInit()
+    try:
+        return [_read_card_health(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _read_card_health(index: int) -> dict[str, Any]:
+    health: dict[str, Any] = {"index": index}
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:  # fallen off the bus, or in need of a reset
+        return {**health, "lost": str(error)}
+    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    readers: dict[str, Callable[[], Any]] = {
+        "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),
+        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "memory_used_bytes": lambda: _read_memory(handle).used,
+        "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected_for_life": lambda: pynvml.nvmlDeviceGetTotalEccErrors(
+            handle, uncorrected, pynvml.NVML_AGGREGATE_ECC
+        ),
+        "remapped_rows": lambda: list(pynvml.nvmlDeviceGetRemappedRows(handle)),  # correctable, not, pending, failed
+        "clocks_held_by": lambda: hex(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "processes": lambda: [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
+    }
+    for name, read in readers.items():
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):  # not of this card, not in this NVML
+            health[name] = read()
+    return health
 
 
 def gpu_device_files(root: Path = ROOT) -> tuple[str, ...]:

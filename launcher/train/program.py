@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +18,8 @@ from launcher.data.batches import Collator, PackedDataset, RankBatchSampler, Ran
 from launcher.data.encode import EncodedDataset, plain_prompt
 from launcher.data.order import SampleOrder
 from launcher.data.packing import Packing, pack
+from launcher.data.records import read_records
+from launcher.diagnose.bad_sample import TOKEN, BadSample, Offence, describe
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
@@ -137,11 +140,19 @@ class FineTuning:
         )
         largest = int(encoded.input_ids.max())
         if largest >= vocabulary:
-            raise UserError(
-                f"data: token id {largest} is beyond the model's vocabulary of {vocabulary}: tokenizer and model do "
-                "not belong together. Use the tokenizer of this very model (model.path), or a model whose embedding "
-                "was resized."
-            )
+            what, remedy = describe(self._first_beyond(encoded, vocabulary))
+            raise UserError(f"data: {what.pick()}. {remedy.pick()}")
+
+    def _first_beyond(self, encoded: EncodedDataset, vocabulary: int) -> BadSample:
+        """The first sample with a token that the embedding has no row for; there is one."""
+        assert self.config.data is not None  # run() has checked
+        place = int(np.argmax(encoded.input_ids >= vocabulary))
+        index = int(np.searchsorted(encoded.offsets, place, side="right")) - 1
+        data = self.config.data
+        record = next(itertools.islice(read_records(data.train, data.format, data.system_prompt), index, None))
+        value = int(encoded.input_ids[place])
+        offence = Offence(TOKEN, place - int(encoded.offsets[index]), value, vocabulary)
+        return BadSample(record.source, record.line, offence, self.tokenizer.convert_ids_to_tokens(value) or "")
 
     def _trainer(self, train: EncodedDataset, packing: Packing | None, evaluation: EncodedDataset | None) -> Resilience:
         arguments = self.arguments

@@ -42,7 +42,7 @@ def test_a_token_beyond_the_vocabulary_is_named_before_training(make_job: MakeJo
     job = make_job(model={"path": str(model)})
     run = job.run()
     assert run.process.returncode == 2, run.log
-    assert "token id 5000 is beyond the model's vocabulary" in run.log
+    assert "token id 5000" in run.log
 
 
 def test_lora_without_a_target_names_the_modules_that_there_are(make_job: MakeJob) -> None:

@@ -13,6 +13,7 @@
  *   FAKE_NVML_LINKS     12 or 3=10 NVLinks that are up, of 12 (unset: the card has none)
  *   FAKE_NVML_PROCESS   3=4242     a process that holds USED_MIB of that card
  *   FAKE_NVML_OLD       1          a driver from before 510: no nvmlDeviceGetMemoryInfo_v2
+ *   FAKE_NVML_ECC       3          uncorrected errors of every card since the driver was loaded; unset: a card without ECC
  *   FAKE_NVML_DRIVER    550.54.14
  *   FAKE_NVML_CUDA      12.4       CUDA version that the driver runs
  *
@@ -254,6 +255,23 @@ int nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *memory)
     memory->reserved = (unsigned long long)RESERVED_MIB << 20;
     memory->used = used_bytes(device->index);
     memory->free = memory->total - memory->used - memory->reserved;
+    return OK;
+}
+
+int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius)
+{
+    (void)device, (void)sensor;
+    *celsius = 41;
+    return OK;
+}
+
+int nvmlDeviceGetTotalEccErrors(Device *device, int type, int counter, unsigned long long *count)
+{
+    const char *errors = setting("FAKE_NVML_ECC", "");
+    (void)device, (void)type;
+    if (!*errors)
+        return NOT_SUPPORTED;
+    *count = counter == 0 ? strtoull(errors, NULL, 10) : 0;
     return OK;
 }
 

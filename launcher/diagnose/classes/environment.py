@@ -14,6 +14,10 @@ HUB: tuple[Fault, ...] = (
             r"RepositoryNotFoundError|RevisionNotFoundError",
             r"40[13] (?:Client Error|Forbidden|Unauthorized)",
             r"is not a local folder and is not a valid model identifier",
+            r"HFValidationError|Incorrect path_or_model_id",
+            r"does not appear to have a file named|Error no file named \S+",
+            r"RemoteEntryNotFoundError|(?<!Local)EntryNotFoundError|\.errors\.NotExistError",
+            r"Invalid (?:user token|username or password)|LocalTokenNotFoundError|Token is required",
         ),
         cause=Text(
             "{where}: the Hub refuses this model or data set: gated, private, or the name (or local path) does not "
@@ -33,6 +37,8 @@ HUB: tuple[Fault, ...] = (
             r"(?:429|50[0234]) (?:Client|Server) Error",
             r"429 Too Many Requests",
             r"There was a specific connection error when trying to load",
+            r"Consistency check failed: file should be of size",
+            r"ChunkedEncodingError|IncompleteRead\(|RemoteDisconnected",
         ),
         cause=Text("{where}: the Hub was overloaded or briefly down.", "{where}：Hub 过载或短暂不可用。"),
         remedy=Text(
@@ -71,7 +77,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"(?:ImportError|OSError): .{0,300}undefined symbol",
-            r"Failed to import \S+ because of the following error",
+            r"Failed to import \S+ because of the following error[^\n]*:\s*(?P<proof>\S[^\n]*)",
             r"cannot open shared object file",
             r"version `?GLIBC(?:XX)?_\S+ not found",
             r"\.dtype size changed",
@@ -79,7 +85,10 @@ FAULTS: tuple[Fault, ...] = (
             r"cannot import name '\w+' from",
             r"ModuleNotFoundError: No module named",
             r"numpy\.core\.multiarray failed to import",
+            r"AttributeError: module '(?:torch|transformers|numpy|deepspeed|peft|triton|bitsandbytes)[\w.]*' has no",
+            r"ImportError: Using `?bitsandbytes|CUDA Setup failed despite|requires the latest version of",
         ),
+        plainest=r"undefined symbol: \S+$",
         hints=(
             r"undefined symbol: \S+",
             r"compiled using NumPy 1\.x cannot be run in NumPy 2",
@@ -104,6 +113,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Expected to mark a variable ready only once",
             r"has been marked as ready twice",
         ),
+        plainest=r"has been marked as ready twice",
         cause=Text(
             "{where}: DDP and the model disagree on which parameters take part in a step (unused ones, or "
             "re-entrant checkpointing).",
@@ -150,20 +160,24 @@ FAULTS: tuple[Fault, ...] = (
             "{where}：多个 rank 同时创建了同一个文件或目录。",
         ),
         remedy=Text(
-            "Let one rank prepare (`ftlaunch prepare`), or create it with exist_ok=True.",
-            "只让一个 rank 做准备（`ftlaunch prepare`），或用 exist_ok=True 创建。",
+            "Let rank 0 alone make it while the others wait, or create it with exist_ok=True.",
+            "只让 rank 0 创建、其他 rank 等待，或用 exist_ok=True 创建。",
         ),
     ),
     Fault(
         cls="preempted",
         action="retry",
         signals=(15,),
+        plainest=r"DUE TO",
         scheduler=(
             r"DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT|NODE FAILURE)",
             r"CANCELLED AT \S+",
             r"this job is preempted|Job has timed out",
+            r"^ *(?:Normal|Warning) +(?:Preempted|Evicted|Preempting)\b|Preempted (?:by|in order to admit) ",
+            r"[Pp]od was evicted|The node was low on resource: (?!memory)|[Ss]pot .{0,40}(?:interruption|reclaim)",
+            r"srun: Force Terminated [Jj]ob|^Terminated$|tasks? [\d,\-]+: Terminated",
             r"SignalException: Process \d+ got signal: (?:15|1|2)\b",
-            r"(?:[Rr]eceived|[Cc]aught) (?:signal )?(?:SIGTERM|SIGUSR1|SIGHUP)",
+            r"(?:[Rr]eceived|[Cc]aught) (?:signal |Signals\.)?(?:SIGTERM|SIGUSR1|SIGHUP)",
             r"(?:instance|node|pod).{0,40}(?:will be|is being|was) (?:preempted|reclaimed|evicted)",
             r"^KeyboardInterrupt$",
         ),
@@ -182,7 +196,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         python=(
             r"(?:^|[\]):│]\x20|it/s\]|s/it\])(?:[A-Za-z_][\w.]*\.)?(?P<error>"
-            r"(?!SystemExit|DistBackend|ChildFailed|CalledProcess)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
+            r"(?!SystemExit|Dist(?:Backend|Network|Store)Err|ChildFailed|CalledProcess|Process(?:Exited|Raised)Exc)[A-Z]\w*(?:Error|Exception|Failed|Exit)(?::[^\n]*|$)"
             r"|Exception(?::[^\n]*|$))",
         ),
         hints=(r"(?P<error>CalledProcessError: [^\n]*)",),  # of a launcher it is an echo, of the program a cause
@@ -191,8 +205,8 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 抛出异常，重新运行仍会发生：{error}",
         ),
         remedy=Text(
-            "Mend the program or its input at the frame below; a rerun would end the same way.",
-            "请在下面的代码位置修正程序或输入；重新运行的结果会相同。",
+            "Mend the program or its input at the line of code that is shown; a rerun would end the same way.",
+            "请在所示的代码位置修正程序或输入；重新运行的结果会相同。",
         ),
     ),
 )

@@ -14,6 +14,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="host_oom",
         action="adjust:host_memory",
         signals=(9,),
+        plainest=r"Kill(?:ed)? process \d+",
         kernel=(
             r"[Oo]ut of memory: Kill(?:ed)? process \d+",
             r"oom-kill:constraint=\w+",
@@ -22,21 +23,29 @@ FAULTS: tuple[Fault, ...] = (
             r"Detected \d+ oom[_-]kill event",
             r"oom-kill event\(s\)",
             r"tasks? [\d,\-]+: Out Of Memory",
-            r"OOMKilled\b",
+            r"OOMKill(?:ed|ing)\b",
+            r"Exceeded (?:job|step) memory limit|exceeded memory limit \(\d+|TERM_MEMLIMIT",
+            r"[Tt]he node was low on resource: memory",
             r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",
         ),
         errors=(
             r"DataLoader worker \(pid \d+\) is killed by signal: Killed",
             r"DefaultCPUAllocator: (?:can't|not enough memory)",
-            r"\[Errno 12\] Cannot allocate memory",
+            r"\[Errno 12\] Cannot allocate memory|(?:fork|mmap)\S*:? .{0,80}Cannot allocate memory",
+            r"Unable to allocate [\d.]+ \w+ for an array with shape",
+            r"workers are \{SIGKILL\(-9\)",
             r"std::bad_alloc\b",
             r"^(?:numpy\S*)?MemoryError\b",
         ),
-        vague=(r"^Killed$|: line \d+: +\d+ Killed\b|tasks? [\d,\-]+: Killed",),
+        vague=(
+            r"^Killed$|: line \d+: +\d+ Killed\b|tasks? [\d,\-]+: Killed",
+            r"process in the process pool was terminated abruptly",
+            r"One of the subprocesses has abruptly died during map operation",
+        ),
         cause=Text(
-            "{where}: the host's memory ran out and the kernel killed a process for it (the proof is the line "
-            "below; a bare SIGKILL only makes it probable).",
-            "{where}：主机内存耗尽，内核为此杀死了进程（证据见下面一行；若只有 SIGKILL，则仅为可能）。",
+            "{where}: host memory ran out (the limit of the job or pod, or the machine's), and a process was killed "
+            "for it.",
+            "{where}：主机内存耗尽（作业或 Pod 的限额，或整机内存），进程因此被杀死。",
         ),
         remedy=Text(
             "Raise the memory of the job or pod, or need less: deepspeed.offload_optimizer: false, fewer "
@@ -67,13 +76,14 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"is killed by signal: Bus error",
             r"Unexpected bus error encountered in worker",
-            r"unable to (?:allocate|open) shared memory ?(?:\(shm\)|object)",
+            r"unable to (?:allocate|open) shared memory ?(?:\(shm\)|object)(?!.{0,80}Too many open files)",
+            r"[Ee]rror:? .{0,40}failed to extend /dev/shm|[Cc]all to (?:posix_fallocate|shm_open) failed",
             r"unable to (?:write to|resize|mmap \d+ bytes from) file </torch_",
             r"Couldn't allocate shared memory segment",
             r"Error while creating shared memory segment",
             r"failed to create shared memory file",
             r"/dev/shm\S* .{0,120}No space left on device|No space left on device.{0,80}/dev/shm",
-            r"Fatal Python error: Bus error",
+            r"Fatal Python error: Bus error|Signal: Bus error \(7\)",
             r"^Bus error\b|: line \d+: +\d+ Bus error\b|tasks? [\d,\-]+: Bus error",
         ),
         cause=Text(
@@ -106,7 +116,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"can't start new thread",
-            r"libgomp: Thread creation failed",
+            r"libgomp: Thread creation failed|pthread_create failed",
             r"\[Errno 11\] Resource temporarily unavailable",
             r"fork: (?:retry: )?Resource temporarily unavailable",
         ),
@@ -155,14 +165,16 @@ FAULTS: tuple[Fault, ...] = (
             r"unexpected pos \d+ vs \d+",
             r"write\(\): fd \d+ failed with (?:Input/output error|No space)",
             r"\[Errno 28\]",
+            r"Not enough (?:free )?disk space\b(?! to download the file)",
         ),
         vague=(r"basic_ios::clear: iostream error",),  # torch's first words; its last where the log is cut off, too
         cause=Text(
-            "{where}: the file system is full; a write, most likely of a checkpoint, was cut short.",
-            "{where}：文件系统已满；写入（多半是检查点）中断。",
+            "{where}: the file system is full; a write, most likely of a checkpoint, was cut short (torch.save only "
+            "says that a position is not the expected one).",
+            "{where}：文件系统已满；写入（多半是检查点）中断（torch.save 只会提示写入位置与预期不符）。",
         ),
         remedy=Text(
-            "Check with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, or move "
+            "Look with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, or move "
             "output_dir.",
             "用 `df -h` 和 `df -i` 检查；清理 output_dir 所在磁盘，减小 checkpoint.keep，或更换 output_dir。",
         ),
@@ -232,7 +244,26 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         cls="permission",
+        action="retry_excluding_node",
+        errors=(
+            r"\[Errno 116\]|Stale (?:NFS )?file handle",
+            r"\[Errno 107\]|Transport endpoint is not connected",
+            r"\[Errno 5\] Input/output error|\[Errno 121\] Remote I/O error|Input/output error \(os error 5\)",
+        ),
+        cause=Text(
+            "{where}: a file system stopped answering as it should: its mount was lost on this node, or its disk or "
+            "server is ill.",
+            "{where}：文件系统不再正常响应：该节点的挂载丢失，或磁盘、存储服务异常。",
+        ),
+        remedy=Text(
+            "Run it again without this node; there look at `mount`, `df` and `dmesg -T`, and mount it again.",
+            "请排除该节点后重新运行；在该节点上检查 `mount`、`df` 和 `dmesg -T`，并重新挂载。",
+        ),
+    ),
+    Fault(
+        cls="permission",
         action="stop",
+        vague=(r"^(?:mkdir|touch|cp|mv|rm|tee|bash|sh|/\S+): .{0,200}Permission denied$",),
         errors=(
             r"(?:PermissionError|\[Errno 13?\]).{0,60}(?:Permission denied|not permitted)(?:: '(?P<path>[^'\n]*)')?",
             r"\[Errno 30\] Read-only file system(?:: '(?P<path>[^'\n]*)')?",

@@ -22,7 +22,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="gpu_ecc",
         action="retry_excluding_node",
-        kernel=(_xid("48", "63", "64", "94", "95", "171", "172"),),
+        kernel=(_xid("48", "63", "64", "92", "94", "95", "140", "171", "172"),),
         errors=(r"uncorrectable ECC error", r"cudaErrorECCUncorrectable", r"CUDA_ERROR_ECC_UNCORRECTABLE"),
         cause=Text(
             "{where}: a GPU's memory has an error that ECC cannot correct: the card is at fault, not the program.",
@@ -51,6 +51,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"uncorrectable NVLink error",
             r"P2P is disabled between NVLINK connected GPUs",
+            r"NVSwitch (?:non-)?fatal error",
             r"Nvlink.{0,40}(?:fatal|link is down)",
         ),
         cause=Text("{where}: an NVLink or NVSwitch link failed.", "{where}：NVLink 或 NVSwitch 链路故障。"),
@@ -59,10 +60,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="gpu_unhealthy",
         action="retry_excluding_node",
-        kernel=(_xid("61", "62", "69", "119", "120", "140", "143", "154"), r"GPU recovery action changed from"),
+        kernel=(
+            _xid("32", "38", "46", "54", "61", "62", "69", "110", "119", "12[0-6]", "143", "15[4-8]"),
+            r"GPU recovery action changed from",
+            r"NVRM: (?:GPU \S+ )?RmInitAdapter failed",
+        ),
         errors=(
             r"CUDA error: unknown error|CUDA unknown error|CUDA_ERROR_UNKNOWN|cuda runtime error \(30\)",
-            r"CUDA-capable device\(s\) is/are busy or unavailable",
+            r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
+            r"CUDA error: (?:initialization error|hardware stack error)|cudaErrorHardwareStackError",
             r"CUDA error: system not yet initialized|cuda runtime error \(802\)|Error 802: system not yet initialized",
             r"\bGPU [Hh]ang\b|HW Exception by GPU node|[Gg][Pp][Uu] requires reset",
         ),
@@ -86,10 +92,30 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         cls="cuda_illegal_memory",
+        action="stop",
+        vague=(
+            r"NVRM: Xid \([^)]*\): 31, pid=(?P<pid>\d+),[^\n]*faulted @ (?P<at>\S+)\."
+            r"(?=[\s\S]{0,20000}?Xid \([^)]*\): 31, pid=(?!(?P=pid)\b)\d+,[^\n]*faulted @ (?P=at)\.)",
+        ),
+        cause=Text(
+            "{where}: two processes after each other faulted at the same GPU address ({at}): the program does it, not "
+            "the card.",
+            "{where}：先后两个进程在同一 GPU 地址（{at}）出错：是程序问题，不是显卡问题。",
+        ),
+        remedy=Text(
+            "Run with env.CUDA_LAUNCH_BLOCKING: 1 to see the frame; suspect custom kernels (flash-attn, triton, "
+            "bitsandbytes) first.",
+            "设置 env.CUDA_LAUNCH_BLOCKING: 1 运行以查看调用栈；"
+            "优先怀疑自定义核函数（flash-attn、triton、bitsandbytes）。",
+        ),
+    ),
+    Fault(
+        cls="cuda_illegal_memory",
         action="retry",
         errors=(
             r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
-            r"CUDA error: misaligned address|an illegal instruction was encountered",
+            r"(?:CUDA error|Triton Error \[CUDA\]): misaligned address|an illegal instruction was encountered",
+            r"Warp Illegal Address|cudaErrorIllegalAddress",
             r"Memory access fault by GPU node",
         ),
         vague=(r"NVRM: Xid \([^)]*\): (?:13|31),",),
@@ -127,7 +153,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"Assertion `?(?:srcIndex < srcSelectDimSize|dstIndex < dstAddDimSize|ind >= ?0 && ind < |"
             r"-sizes\[i\] <= index|idx_dim >= 0|index >= -sizes|idx >= 0|input\[.{0,20}\] >= 0)",
-            r"index out of bounds\"?`? failed",
+            r"index out of bounds\"?`? failed|index out of bounds: 0 <= \w+ < ",
             r"IndexError: index out of range in self",
         ),
         vague=(r"device-side assert triggered|cudaErrorAssert\b",),
@@ -165,7 +191,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"probability tensor contains either `?inf`?, `?nan`? or element < 0",
-            r"Assertion `?cumdist\[size - 1\] > ",
+            r"Assertion `?(?:cumdist\[size - 1\] > |probability tensor)",
             r"invalid multinomial distribution",
             r"Assertion `?(?:!\(?isnan|p >= 0|val >= zero)",
         ),
@@ -186,7 +212,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)",
             r"CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)",
-            r"Unable to find a valid cuDNN algorithm",
+            r"Unable to find a valid cuDNN algorithm|was unable to find an engine to execute this computation",
         ),
         cause=Text(
             "{where}: cuBLAS or cuDNN could not start, mostly because no GPU memory was left for its workspace.",
@@ -219,7 +245,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="cublas_cudnn",
         action="stop",
-        errors=(r"CUBLAS_STATUS_\w+ when calling", r"cuDNN error: CUDNN_STATUS_\w+"),
+        errors=(
+            r"CUBLAS_STATUS_\w+ when calling",
+            r"cuDNN error: CUDNN_\w+",
+            r"cu(?:solver|sparse|fft)\w* error: CU\w+",
+            r"cublasLt ran into an error|cuBLAS API failed with status \d+",  # bitsandbytes
+        ),
         cause=Text(
             "{where}: cuBLAS or cuDNN refused the call: shapes or types it does not support on this card.",
             "{where}：cuBLAS 或 cuDNN 拒绝了该调用：本卡不支持该形状或数据类型。",
@@ -233,7 +264,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="no_kernel_image",
         action="stop",
-        errors=(r"no kernel image is available", r"cudaErrorNoKernelImageForDevice"),
+        errors=(
+            r"no kernel image is available",
+            r"cudaErrorNoKernelImageForDevice",
+            r"CUDA error: invalid device function",
+        ),
         hints=(r"is not compatible with the current PyTorch installation", r"which is of compute capability \(CC\)"),
         cause=Text(
             "{where}: torch, or an extension, was not built for this GPU's architecture.",
@@ -244,6 +279,21 @@ FAULTS: tuple[Fault, ...] = (
             "TORCH_CUDA_ARCH_LIST, or use another GPU type.",
             "安装支持该 sm_NN 的 torch（`torch.cuda.get_arch_list()`），用 TORCH_CUDA_ARCH_LIST 重新编译扩展，"
             "或换用其他型号 GPU。",
+        ),
+    ),
+    Fault(
+        cls="driver_mismatch",
+        action="retry_excluding_node",
+        errors=(r"UserWarning: CUDA initialization: The NVIDIA driver on your system is too old",),
+        fatal_as_warning=True,
+        cause=Text(
+            "{where}: this node's NVIDIA driver is older than the CUDA of this image, and torch goes on without a GPU.",
+            "{where}：该节点的 NVIDIA 驱动低于镜像中 CUDA 的要求，torch 会在没有 GPU 的情况下继续运行。",
+        ),
+        remedy=Text(
+            "Run it again on nodes with a newer driver (`nvidia-smi` shows it). If all nodes are alike, use an image "
+            "whose CUDA fits the driver.",
+            "请换到驱动较新的节点运行（用 `nvidia-smi` 查看）。若所有节点都一样，请使用与驱动匹配的 CUDA 镜像。",
         ),
     ),
     Fault(
@@ -270,6 +320,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"forward compatibility was attempted on non supported HW",
             r"Driver/library version mismatch",
+            r"couldn't communicate with the NVIDIA driver",
             r"unsupported display driver / cuda driver combination",
             r"Found no NVIDIA driver on your system",
         ),
@@ -290,7 +341,8 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"Your setup doesn't support bf16",
             r"[Bb][Ff](?:loat)?16 (?:is|are) (?:only supported|not supported)",
-            r"does not support bfloat16",
+            r"does not support (?:bfloat16|bf16)|(?:device|GPU|card) does not support BF16",
+            r"not implemented for '(?:BFloat16|Half)'",
         ),
         cause=Text(
             "{where}: bf16 was asked for, but this card or build has none (or no GPU is visible).",
@@ -339,7 +391,10 @@ FAULTS: tuple[Fault, ...] = (
             r"Unexpected segmentation fault encountered in worker",
             r"Fatal Python error: (?:Segmentation fault|Illegal instruction)",
             r"^Segmentation fault\b|(?:: line \d+: +\d+|tasks? [\d,\-]+:) Segmentation fault\b",
-            r"Caught signal 11 \(Segmentation fault",
+            r"Caught signal 11 \(Segmentation fault|Signal: Segmentation fault \(11\)|exited on signal 11\b",
+            r"killed by signal: Segmentation fault",
+            r"double free or corruption|free\(\): invalid|munmap_chunk\(\): invalid|malloc\(\): (?:corrupted|invalid)",
+            r"corrupted size vs\. prev_size|stack smashing detected",
         ),
         cause=Text(
             "{where}: native code crashed (segmentation fault or illegal instruction); Python could print nothing.",

@@ -15,6 +15,7 @@ _OOM = (
     r"(?P<own>[\d.]+ \w+) memory in use\.(?: Of the allocated memory (?P<allocated>[\d.]+ \w+))?)?)?)?",
     r"CUDA out of memory\. Allocation was preemptively rejected .{0,120}Requested size: (?P<asked>\S+)",
     r"expandable_segments: memory mapping failed with OOM on device (?P<gpu>\d+)",
+    r"(?:CUDA|HIP|NPU) out of memory\.(?! Tried| Allocation)",
 )
 _STEP_FRAMES = (
     r"optimizer\.step\(|initialize_optimizer_states|exp_avg|_init_group|_multi_tensor_adam|torch/optim/(?!lr_)"
@@ -25,7 +26,8 @@ _FORWARD_FRAMES = (
 )
 _LOAD_FRAMES = (
     r"from_pretrained|_load_pretrained_model|set_module_tensor_to_device|_move_model_to_device|_broadcast_model|"
-    r"Loading checkpoint shards|Loading weights|in _apply\b|module\.to\(|model\.to\(|load_state_dict|prepare_model"
+    r"Loading (?:checkpoint shards|weights): +\d{1,2}%|in _apply\b|module\.to\(|model\.to\(|load_state_dict|"
+    r"prepare_model"
 )
 _FOREIGN_SHARE = 0.25
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -115,6 +117,20 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        cls="cuda_oom_load",
+        action="adjust:model_memory",
+        errors=(r"Some modules are dispatched on the CPU or the disk",),
+        cause=Text(
+            "{where}: the quantized model does not fit on the GPU: parts of it would have to live in host memory.",
+            "{where}：量化后的模型仍放不进显存：部分模块会被放到主机内存。",
+        ),
+        remedy=Text(
+            "Use a card with more memory or a smaller model; look with `nvidia-smi` whether something else holds the "
+            "card.",
+            "换更大显存的卡或更小的模型；并用 `nvidia-smi` 检查该卡是否被其他进程占用。",
+        ),
+    ),
+    Fault(
         cls="cuda_oom_forward",
         action="adjust:batch_size",
         errors=_OOM,
@@ -147,7 +163,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="cuda_oom_load",
         action="adjust:model_memory",
-        vague=(r"(?:CUDA error|cuda runtime error \(2\) ?): out of memory",),
+        vague=(
+            r"(?:CUDA error|cuda runtime error \(2\) ?|Triton Error \[CUDA\]): out of memory",
+            r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory",
+        ),
         cause=Text(
             "{where}: the driver had no GPU memory left, outside PyTorch's own pool: the card is held by another "
             "process, or is ill.",

@@ -12,6 +12,24 @@ _CLIENT_TIMEOUT = (
     r"Timed out after \d+ seconds waiting for clients",
 )
 
+# Before the entries for files: a pipe of multiprocessing ends like a file that is cut short.
+PIPES: tuple[Fault, ...] = (
+    Fault(
+        cls="rdzv_connection_lost",
+        action="retry",
+        victims=(r"^(?:EOFError$|ConnectionResetError: |BrokenPipeError: )",),
+        near=r"multiprocessing/(?:connection|managers|pool|resource_sharer)|/queues\.py|_recv_bytes",
+        cause=Text(
+            "{where} lost another process of its own node (a worker or a manager), which ended first.",
+            "{where} 失去了本节点的另一个进程（worker 或 manager），该进程先退出。",
+        ),
+        remedy=Text(
+            "Run it again. For the cause, look at what the processes of that node printed before, and at its memory.",
+            "可直接重新运行。要找出原因，请查看该节点各进程之前的输出及其内存。",
+        ),
+    ),
+)
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="nccl_version_mismatch",
@@ -19,7 +37,7 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"undefined symbol: \"?nccl\w+",
             r"Mismatched NCCL version detected",
-            r"NCCL [Vv]ersion mismatch",
+            r"(?<!or\x20)NCCL [Vv]ersion mismatch",  # "... has closed the connection, or NCCL version mismatch"
             r"ncclCommInitRank\S* .{0,60}wrong version",
         ),
         vague=(r"invalid usage(?:, NCCL version|\b.{0,40}run with NCCL_DEBUG)", r"^ncclInvalidUsage"),
@@ -43,7 +61,9 @@ FAULTS: tuple[Fault, ...] = (
             r"No usable listening interface found",
             r"no device found matching",
             _NOWHERE + r"\S* (?:failed|returned|: )",
-            _CONNECT + r" ?: (?:No route to host|Network is unreachable|Software caused connection abort)",
+            _CONNECT
+            + r"(?: ?:| \d+ ?\() ?(?:No route to host|Network is unreachable|Software caused connection abort)",
+            r"Call to bind failed ?: Cannot assign requested address",
         ),
         cause=Text(
             "{where}: NCCL uses a network interface that does not reach the other nodes (loopback, docker, "
@@ -61,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="nccl_connection_refused",
         action="adjust:firewall",
         errors=(
-            _CONNECT + r" ?: (?:Connection refused|Connection timed out)",
+            _CONNECT + r"(?: ?:| \d+ ?\() ?(?:Connection refused|Connection timed out)",
             r"Call to \w+ (?:from|to) (?P<addr>[^\s<]+)(?:<\d+>)? failed : Connection refused",
             r"[Cc]onnect to (?P<addr>\S+) returned .{0,60}exceeded error retry count",
         ),
@@ -147,7 +167,10 @@ FAULTS: tuple[Fault, ...] = (
         errors=(
             r"Got completion from peer \S+ with (?:error|status=\w+\() ?(?!5\b)\d+",
             r"Call to ibv_\w+ failed",
-            r"NET/IB : \S+ async fatal event",
+            r"NET/IB ?: \S+ (?:async fatal event|Got (?:fatal )?async(?:hronous)? event)",
+            r"transport retry counter exceeded|IBV_WC_RETRY_EXC_ERR",
+            r"mlx5_core \S+: Port module event\[error\]|mlx5_\d+.{0,40}[Ll]ink (?:is )?[Dd]own",
+            r"UCX +ERROR",
             r"The error is fatal \(.{0,60}Cannot continue",
             r"NET/OFI .{0,120}(?:error|failed|fi_\w+)",
         ),
@@ -169,6 +192,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Call to (?:recv|send)\w*(?: (?:from|to) \S+)? failed : "
             r"(?:Connection timed out|No route to host|Network is \w+)",
             r"Call to (?:recv|send)\w* failed : Connection reset by peer",
+            r"^(?:OSError|TimeoutError|ConnectionError): \[Errno (?:101|110|113)\]",
         ),
         cause=Text(
             "{where}: the network dropped a live NCCL connection (flapping link, overlay network).",
@@ -183,7 +207,7 @@ FAULTS: tuple[Fault, ...] = (
         cls="nccl_remote_exited",
         action="retry",
         victims=(
-            r"Connection closed by remote peer",
+            r"Connection closed by remote peer|NET/Socket : peer \S+ has closed the connection",
             r"Call to (?:recv|send)\w* (?:from|to) \S+ failed : (?:Connection reset by peer|Broken pipe)",
             r"\[Service thread\] Connection closed by localRank",
             r"Socket recv failed while polling for opId",
@@ -212,16 +236,15 @@ FAULTS: tuple[Fault, ...] = (
             "{where} 一直在等待 rank 0，但 rank 0 未到达首次集合通信：仍在准备数据，或已退出。",
         ),
         remedy=Text(
-            "Read rank 0's log. If it was only slow, prepare the data before (`ftlaunch prepare`) or raise "
-            "training.ddp_timeout.",
-            "请查看 rank 0 的日志。若只是较慢，请先执行 `ftlaunch prepare` 准备数据，或调大 training.ddp_timeout。",
+            "Read rank 0's log. If it was only slow, prepare the data before the run, or raise training.ddp_timeout.",
+            "请查看 rank 0 的日志。若只是较慢，请在运行前准备好数据，或调大 training.ddp_timeout。",
         ),
     ),
     Fault(
         cls="nccl_watchdog_timeout",
         action="retry",
         victims=(
-            r"Watchdog caught collective operation timeout",
+            r"(?:Watchdog c|C)aught collective operation timeout",
             r"Received a dump signal due to a collective timeout",
             r"Observed flight recorder dump signal",
             r"watchdog got stuck for \d+ seconds|detected no heartbeat of its watchdog|ProcessGroupNCCL watchdog hang",
@@ -268,8 +291,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="gloo_connection",
         action="adjust:GLOO_SOCKET_IFNAME",
-        vague=(r"Gloo connectFullMesh failed",),
-        errors=(r"Unable to find address for: (?P<iface>\S+)",),
+        vague=(
+            r"Gloo connectFullMesh failed",
+            r"gloo\S*\] .{0,20}(?:[Cc]onnect(?:ion)? (?:timeout |timed out |refused )?\[|rp != nullptr)",
+        ),
+        errors=(r"Unable to find (?:address|interface) for: (?P<iface>\S+)",),
         cause=Text(
             "{where}: gloo could not connect the ranks with each other: the interface or address it announced does "
             "not reach them.",
@@ -335,6 +361,8 @@ FAULTS: tuple[Fault, ...] = (
         cls="port_in_use",
         action="adjust:master_port",
         errors=(r"EADDRINUSE|[Aa]ddress already in use",),
+        plainest=r"failed to bind to \S+",
+        fatal_as_warning=True,
         cause=Text(
             "{where}: the port is taken, by a left-over of an earlier run or by another job on this node.",
             "{where}：端口已被占用：之前运行的残留进程，或本节点上的其他作业。",
@@ -348,8 +376,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="rdzv_timeout",
         action="adjust:rdzv_id",
-        errors=(r"Rendezvous(?:Timeout|Closed|Connection)Error", *_CLIENT_TIMEOUT),
-        near=r"generated a random run_id",
+        errors=(r"generated a random run_id",),
+        fatal_as_warning=True,
+        near=r"Rendezvous(?:Timeout|Closed|Connection)Error|client socket has (?:timed out after|failed to connect to)",
         cause=Text(
             "{where}: the nodes cannot meet: each made a run id of its own, because none was given.",
             "{where}：各节点无法会合：未指定 run id，每个节点各自随机生成了一个。",
@@ -365,6 +394,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Timed out initializing process group in store based barrier",
             r"connect\(\) timed out\. Original timeout",
         ),
+        vague=(r"(?:RuntimeError|DistStoreError): (?:Socket Timeout|Connection refused)$|^ConnectionRefusedError: ",),
         cause=Text(
             "{where}: the ranks could not meet in time: the master's address or port is wrong, blocked, or not "
             "every node has started.",
@@ -383,9 +413,11 @@ FAULTS: tuple[Fault, ...] = (
         victims=(
             r"RendezvousConnectionError",
             r"failed to shutdown the rendezvous",
-            r"Failed to recv, got 0 bytes",
+            r"[Ff]ailed to recv, got 0 bytes|Dist(?:Network|Store|Backend)Error: ",
             r"(?:recvValue|sendBytes|recvVector) failed",
             r"wait timeout after \d+ ?ms, keys",
+            r"^(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError): ",
+            r"^RuntimeError: (?:Connection reset by peer|Broken pipe)$",
         ),
         cause=Text(
             "{where} lost the store on rank 0's node: that process or node went away first.",

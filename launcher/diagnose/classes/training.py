@@ -51,7 +51,7 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"Please correct the following DeepSpeed config values that mismatch TrainingArguments",
-            r"DeepSpeedConfigError",
+            r"DeepSpeedConfigError|validation errors? for (?:DeepSpeed|FP16|BF16|Zero)\w*Config",
             r"Expected a string path to an existing deepspeed config",
         ),
         cause=Text(
@@ -103,6 +103,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Unable to detect suitable master address",
             r"Using IP address of for node",
         ),
+        fatal_as_warning=True,
         cause=Text(
             "{where}: DeepSpeed found no address for the master (`hostname -I` is empty there).",
             "{where}：DeepSpeed 未找到主节点地址（`hostname -I` 输出为空）。",
@@ -164,7 +165,8 @@ FAULTS: tuple[Fault, ...] = (
         action="adjust:precision",
         errors=(
             r"(?:[Ll]oss|[Gg]radients?|grad_norm) (?:is|are|became|was|of) (?:nan|NaN|inf\w*|non-finite|not finite)",
-            r"found (?:NaN|Inf) in local grad norm|[Nn]on-finite (?:loss|grad)",
+            r"found (?:NaN|Inf) in local (?:grad norm|forward loss)|[Nn]on-finite (?:loss|grad)",
+            r"returned nan values in its \d+th output",
         ),
         hints=(
             _NAN_METRIC,
@@ -176,7 +178,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         cls="ckpt_weights_only",
         action="stop",
-        errors=(r"Weights only load failed", r"Unsupported global: GLOBAL \S+ was not an allowed global"),
+        errors=(
+            r"Weights only load failed",
+            r"Unsupported global: GLOBAL \S+ was not an allowed global",
+            r"serious vulnerability issue in `torch\.load`",
+        ),
         cause=Text(
             "{where}: torch 2.6 or newer refuses to unpickle this file (it holds more than tensors).",
             "{where}：torch 2.6 及以上版本拒绝反序列化该文件（其中不只有张量）。",
@@ -195,7 +201,9 @@ FAULTS: tuple[Fault, ...] = (
             r"failed finding central directory|PytorchStreamReader failed",
             r"EOFError: Ran out of input|^EOFError$",
             r"UnpicklingError: (?:pickle data was truncated|invalid load key)",
-            r"Unable to load weights from pytorch checkpoint file|BadZipFile",
+            r"Unable to load weights from pytorch checkpoint file|BadZipFile|BadGzipFile",
+            r"unexpected EOF, expected \d+ more bytes|[Tt]he file might be corrupted|archive is corrupted",
+            r"unpickling stack underflow",
         ),
         cause=Text(
             "{where}: a checkpoint or weight file is cut short, empty, or not what its name says.",
@@ -272,6 +280,7 @@ FAULTS: tuple[Fault, ...] = (
             r"Can't find 'adapter_config\.json' at",
             r"Target modules .{0,400}not found in the base model",
         ),
+        plainest=r"size mismatch for",
         hints=(r"Found missing adapter keys while loading the checkpoint",),
         cause=Text(
             "{where}: the adapter does not fit the base model or the lora settings (rank r, target_modules, "
@@ -324,21 +333,27 @@ FAULTS: tuple[Fault, ...] = (
         action="stop",
         errors=(
             r"JSON parse error",
-            r"Arrow(?:Invalid|TypeError)\b",
+            r"Arrow(?:Invalid|TypeError|CapacityError)\b",
+            r"CastError: Couldn't cast|Couldn't cast array of type",
+            r"ValueError: (?:Expected object or value|Trailing data)",
             r"DatasetGeneration(?:Cast)?Error",
             r"JSONDecodeError\b",
             r"UnicodeDecodeError",
             r"Failed to read file '[^']*' with error",
         ),
+        vague=(
+            r"UnidentifiedImageError|image file is truncated|tarfile\.ReadError|ParserError: Error tokenizing data",
+        ),
+        plainest=r"Expected (?:bytes|str\w*|u?int\w*|list\w*|dict\w*),? (?:got|but got) ",
         cause=Text(
             "{where}: a record of the training data cannot be read, or a column changes its type.",
             "{where}：训练数据中有记录无法解析，或某列的类型不一致。",
         ),
         remedy=Text(
-            "`ftlaunch prepare --config job.yaml` names file and line; mend or remove that record (UTF-8, one JSON "
-            "object a line).",
-            "执行 `ftlaunch prepare --config job.yaml` 可得到文件与行号；请修正或删除该记录（UTF-8，每行一个 JSON "
-            "对象）。",
+            "Find the record: `python -m json.tool --json-lines FILE > /dev/null` stops at the first that is no JSON; "
+            "mend or remove it (UTF-8, one JSON object a line, in each column one type).",
+            "找到该记录：`python -m json.tool --json-lines FILE > /dev/null` 会停在第一条非 JSON 记录；请修正或删除它"
+            "（UTF-8，每行一个 JSON 对象，每列类型一致）。",
         ),
     ),
     Fault(
@@ -349,6 +364,8 @@ FAULTS: tuple[Fault, ...] = (
             r"(?:[Dd]ataset|[Dd]ataloader) (?:is empty|has no (?:samples|examples))",
             r"[Nn]o (?:usable |valid )?(?:samples|examples) (?:found|left)",
             r"Instruction \"\w+\" corresponds to no data",
+            r"is out of bounds for size 0\b|out of range for dataset of size 0\b",
+            r"Cannot find valid samples|seems not to be a single sample in your epoch_iterator|EmptyDatasetError",
         ),
         cause=Text("{where}: no usable sample is left in the data.", "{where}：数据中没有可用样本。"),
         remedy=Text(

@@ -17,9 +17,10 @@ from launcher.data.batches import (  # noqa: E402
     RankLoader,
     SampleDataset,
 )
-from launcher.data.encode import IGNORED_LABEL, EncodedDataset  # noqa: E402
+from launcher.data.encode import EncodedDataset  # noqa: E402
 from launcher.data.order import GHOST, SampleOrder  # noqa: E402
 from launcher.data.packing import pack  # noqa: E402
+from launcher.data.records import IGNORED_LABEL  # noqa: E402
 
 PAD = 99
 

@@ -8,8 +8,8 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
-from launcher.data.encode import IGNORED_LABEL, EncodedDataset, encode_dataset, encode_record  # noqa: E402
-from launcher.data.records import DataError, Record, Turn  # noqa: E402
+from launcher.data.encode import EncodedDataset, encode_dataset, encode_record  # noqa: E402
+from launcher.data.records import IGNORED_LABEL, DataError, Record, Turn  # noqa: E402
 
 WORDS = ["<unk>", "<end>", "<user>", "<assistant>", "<system>", "why", "because", "be", "brief", "one", "two", "three"]
 

@@ -67,6 +67,12 @@ EXAMPLES: tuple[Example, ...] = (
     Example("cuda_oom_forward", "adjust:batch_size", _OOM),
     Example("cuda_oom_nccl", "adjust:model_memory", f"{_NCCL}Cuda failure 2 'out of memory'"),
     Example("cuda_oom_load", "adjust:model_memory", "torch.AcceleratorError: CUDA error: out of memory"),
+    Example(
+        "cuda_oom_load",
+        "adjust:model_memory",
+        "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the "
+        "quantized model.",
+    ),
     # Host memory and files
     Example(
         "host_oom",
@@ -139,6 +145,7 @@ EXAMPLES: tuple[Example, ...] = (
         2,
     ),
     Example("permission", "stop", "PermissionError: [Errno 13] Permission denied: '/srv/models/config.json'"),
+    Example("permission", "retry_excluding_node", "OSError: [Errno 116] Stale file handle: '/mnt/nas/data/train.bin'"),
     # DeepSpeed, numerics
     Example(
         "ds_config",
@@ -214,6 +221,7 @@ EXAMPLES: tuple[Example, ...] = (
         "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n"
         "\tsize mismatch for base_model.model.q_proj.lora_A.default.weight: copying a param with shape "
         "torch.Size([8, 32])",
+        2,
     ),
     Example(
         "tokenizer_mismatch",
@@ -262,6 +270,12 @@ EXAMPLES: tuple[Example, ...] = (
     Example(
         "cuda_illegal_memory", "retry", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
     ),
+    Example(
+        "cuda_illegal_memory",
+        "stop",
+        "[9.1] NVRM: Xid (PCI:0000:3b:00): 31, pid=77, name=python, MMU Fault: faulted @ 0x10_0020. Fault is of type\n"
+        "[99.1] NVRM: Xid (PCI:0000:3b:00): 31, pid=88, name=python, MMU Fault: faulted @ 0x10_0020. Fault is of type",
+    ),
     Example("cuda_launch_failure", "retry", "torch.AcceleratorError: CUDA error: unspecified launch failure"),
     Example(
         "device_assert_index",
@@ -297,6 +311,12 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "driver_mismatch", "stop", "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
+    ),
+    Example(
+        "driver_mismatch",
+        "retry_excluding_node",
+        "/opt/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: The NVIDIA driver on your system is too "
+        "old (found version 11040).",
     ),
     Example("driver_mismatch", "retry_excluding_node", "Failed to initialize NVML: Driver/library version mismatch"),
     Example("bf16_unsupported", "adjust:precision", "ValueError: Your setup doesn't support bf16/gpu."),
@@ -345,6 +365,12 @@ EXAMPLES: tuple[Example, ...] = (
         "retry_excluding_node",
         f"{_NCCL}NET/IB: Got completion from peer 10.9.8.7<1> with status=IBV_WC_RETRY_EXC_ERR(12) "
         "opcode=IBV_WC_SEND(0) vendor_err=129",
+    ),
+    Example(
+        "rdzv_connection_lost",
+        "retry",
+        '  File "/opt/python/multiprocessing/connection.py", line 399, in _recv\n    raise EOFError\nEOFError',
+        3,
     ),
     Example("nccl_network_reset", "retry", f"{_NCCL}Call to recv from 10.9.8.7<4021> failed : Connection timed out"),
     Example("nccl_remote_exited", "retry", f"{_NCCL}socketProgress: Connection closed by remote peer n2<4021>"),
@@ -402,7 +428,7 @@ EXAMPLES: tuple[Example, ...] = (
         "adjust:rdzv_id",
         "WARNING: config has no run_id, generated a random run_id: "
         "5\ntorch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
-        2,
+        1,
     ),
     Example("rdzv_timeout", "adjust:rdzv_endpoint", _CLIENT_TIMEOUT),
     Example("rdzv_connection_lost", "retry", "RendezvousConnectionError: The connection to the C10d store has failed."),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent.console import Console
+from launcher.agent.events import EventLog
 from launcher.diagnose import bundle
 from launcher.diagnose.evidence import NodeEvidence, RankEvidence, number_lines
 from launcher.diagnose.sources import read_sources
@@ -61,6 +63,53 @@ def test_a_bundle_holds_everything_and_no_secret(tmp_path: Path) -> None:
     assert json.loads((folder / "environment.json").read_text()) == {"HF_TOKEN": "[redacted]", "NCCL_DEBUG": "WARN"}
 
 
+def planted() -> dict[str, str]:
+    """One secret of each kind, by the line that it stands in; each is recognized by its own middle."""
+    kinds = {
+        "bearer": "Authorization: Bearer {}",
+        "hub": "token hf_{}",
+        "github": "remote ghp_{}",
+        "aliyun": "id LTAI{}",
+        "aws": "AWS_SECRET_ACCESS_KEY={}",
+        "wandb": "wandb login {}",
+        "jwt": "got eyJhbGciOiJIUzI1NiJ9.{}.c2lnbmF0dXJl",
+        "url": "pull https://bob:{}@git.example.com/x.git",
+        "password": '{{"password": "{}"}}',
+        "option": "run --api-key {}",
+        "access": "AccessKeySecret: {}",
+        "pem": "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----",
+        "environment": "the program printed {} by itself",
+    }
+    return {name: line.format(f"Zq7{name}Xw9Kd82LmPo3") for name, line in kinds.items()}
+
+
+def test_a_planted_secret_of_each_kind_is_in_no_file_of_the_bundle(tmp_path: Path) -> None:
+    lines = "\n".join(planted().values())
+    log = f"{lines}\nOSError: [Errno 28] No space left on device: 'https://bob:Zq7urlXw9Kd82LmPo3@host/x'\n"
+    environ = {"CI_JOB_TOKEN": "Zq7environmentXw9Kd82LmPo3", "HTTPS_PROXY": "http://a:Zq7urlXw9Kd82LmPo3@proxy:1"}
+    nodes = [NodeEvidence(kernel_lines=tuple(lines.split("\n")), node="n0", facts={"said": lines})]
+    extra = {"decision": lines, "about": {"output_dir": "/x?token=Zq7optionXw9Kd82LmPo3"}}
+    folder = bundle.write_bundle(
+        tmp_path, "now", diagnose(ranks(log)), ranks(log), nodes, environ, {"mounts": [{"options": lines}]}, extra
+    )
+    everything = "".join(file.read_text() for file in folder.iterdir())
+    assert [name for name in planted() if f"Zq7{name}" in everything] == []
+    assert everything.count("[redacted]") > 4 * len(planted())
+
+
+def test_events_and_lines_of_ftlaunch_hold_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "\n".join(line for name, line in planted().items() if name != "environment")
+    events = EventLog(tmp_path, "n0")
+    events.emit("run_ended", reason=lines, inputs={"password": "Zq7passwordXw9Kd82LmPo3"}, steps=3)
+    console = Console()
+    console.say(lines)
+    console.block(lines)
+    console.close()
+    said = capsys.readouterr()
+    assert "Zq7" not in events.path.read_text() + said.out + said.err
+    assert json.loads(events.path.read_text())["steps"] == 3
+
+
 def test_a_second_incident_of_the_same_second_overwrites_nothing(tmp_path: Path) -> None:
     assert write(tmp_path).name + "-2" == write(tmp_path).name
 
@@ -70,7 +119,10 @@ def test_a_bundle_is_bounded_and_keeps_the_ends_of_the_logs(tmp_path: Path, monk
     monkeypatch.setattr(bundle, "_RESERVED_BYTES", 20_000)
     folder = write(tmp_path, "filler\n" * 50_000 + LOG)
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 40_000
-    assert "No space left" in (folder / "rank-1.log").read_text()
+    text = (folder / "rank-1.log").read_text()
+    assert text.startswith("filler\n")
+    assert " bytes are left out here ...\n" in text
+    assert "No space left" in text
 
 
 def test_the_summary_fits_a_screen_and_begins_with_the_culprit(tmp_path: Path) -> None:
@@ -84,10 +136,11 @@ def test_the_summary_fits_a_screen_and_begins_with_the_culprit(tmp_path: Path) -
 def test_the_screen_says_what_broke_where_and_what_to_change() -> None:
     assert bundle.screen(diagnose(ranks()), "stopped, because a rerun would meet it again").splitlines() == [
         "Why it failed: no_space (certain)",
-        "  Cause: rank 1 (n0): the file system is full; a write, most likely of a checkpoint, was cut short.",
+        "  Cause: rank 1 (n0): the file system is full; a write, most likely of a checkpoint, was cut short "
+        "(torch.save only says that a position is not the expected one).",
         "  Proof: OSError: [Errno 28] No space left on device: '/data/out'",
         "    (rank 1, logs/rank-1.log:2)",
-        "  What to do: Check with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, "
+        "  What to do: Look with `df -h` and `df -i`; free space on output_dir's disk, lower checkpoint.keep, "
         "or move output_dir.",
         "  ftlaunch: stopped, because a rerun would meet it again",
     ]

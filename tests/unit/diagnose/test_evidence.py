@@ -8,10 +8,9 @@ import pytest
 
 from launcher.diagnose.evidence import (
     clean_line,
-    lines_since,
     name_exit,
     read_cgroup_oom_kills,
-    read_kernel_lines,
+    read_head,
     read_tail,
     with_last_words,
 )
@@ -75,12 +74,6 @@ def test_no_cgroup_is_unknown_and_not_zero(tmp_path: Path) -> None:
     assert read_cgroup_oom_kills(tmp_path, tmp_path / "none") is None
 
 
-def test_old_kernel_lines_are_left_out() -> None:
-    lines = ["[   10.5] old", "continued", "[  100.0] new", "continued", "[99999.1] newest"]
-    assert lines_since(lines, 50.0) == ["[  100.0] new", "continued", "[99999.1] newest"]
-    assert isinstance(read_kernel_lines(), tuple)
-
-
 @pytest.mark.parametrize(
     ("code", "signal", "name"),
     [
@@ -99,3 +92,12 @@ def test_old_kernel_lines_are_left_out() -> None:
 )
 def test_exits_are_named_whoever_encoded_them(code: int | None, signal: int | None, name: str) -> None:
     assert name_exit(code, signal) == name
+
+
+def test_of_a_long_log_the_beginning_is_kept_for_people(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("".join(f"line {i}\n" for i in range(1, 1001)))
+    tail = read_tail(log, 100)
+    assert read_head(log, tail, 20) == ((1, "line 1"), (2, "line 2"), (3, "line 3"), (4, "... left out ..."))
+    assert read_head(log, read_tail(log)) == ()
+    assert read_head(tmp_path / "none", tail) == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.diagnose.redact import HIDDEN, redact_environ, redact_text
+from launcher.diagnose.redact import HIDDEN, hide_values, redact_environ, redact_text, secret_values
 
 SECRET = "Zx9" + "qLw72" * 4
 
@@ -28,6 +28,15 @@ SECRET = "Zx9" + "qLw72" * 4
         f"aws AKIA{'A1B2' * 4}",
         f"ghp_{SECRET}",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
+        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n{SECRET}\n-----END PGP PRIVATE KEY BLOCK-----",
+        f"{SECRET}\n{SECRET}\n-----END PRIVATE KEY-----",
+        f"STS token CAIS{SECRET}",
+        f"wandb login --relogin {SECRET}",
+        f"wandb_v1_{SECRET}",
+        f"AccessKeySecret: {SECRET}",
+        f"accessKeyId={SECRET}",
+        f"oss://bucket?x-oss-credential={SECRET}",
+        f"GET /x?token={SECRET}&a=1",
     ],
 )
 def test_a_secret_is_hidden(text: str) -> None:
@@ -79,3 +88,15 @@ def test_an_environment_hides_by_name_and_by_value() -> None:
     }
     assert redacted["HTTPS_PROXY"] == f"http://{HIDDEN}@proxy:3128"
     assert (redacted["PWD"], redacted["NCCL_DEBUG"], redacted["MAX_NUM_TOKENS"]) == ("/work", "INFO", "8192")
+
+
+def test_a_secrets_value_is_hidden_wherever_it_turns_up_and_a_word_is_not() -> None:
+    environ = {
+        "MY_TOKEN": SECRET,
+        "MY_API_KEY": "disabled",
+        "AUTH": "/etc/auth/file",
+        "N_KEY": "12345678",
+        "A_KEY": "ab",
+    }
+    assert secret_values(environ) == (SECRET,)
+    assert hide_values(f"sent {SECRET} to disabled", secret_values(environ)) == f"sent {HIDDEN} to disabled"

@@ -68,7 +68,7 @@ def test_a_kill_that_the_cgroup_counted_is_certainly_memory() -> None:
     verdict = diagnose([rank(0, GLOO), rank(1, "", 137)], [NodeEvidence(cgroup_oom_kills=1, node="n0")])
     assert named(verdict) == ("host_oom", "adjust:host_memory", 1)
     assert verdict.confidence == "certain"
-    assert verdict.evidence[1].text == "oom_kill +1"
+    assert verdict.evidence[1].text == "the kernel killed 1 process of this job or pod for memory"
 
 
 def test_a_counted_kill_on_another_node_does_not_explain_this_one() -> None:
@@ -82,11 +82,19 @@ def test_without_a_counter_a_kill_is_memory_only_before_the_first_step(last_step
     assert (verdict.cls, verdict.confidence) == (expected, "probable")
 
 
+def test_without_a_counter_of_kills_a_cgroup_at_its_limit_makes_memory_likely() -> None:
+    full = NodeEvidence(facts={"memory_grown": {"max": 12}}, node="n0")
+    verdict = diagnose([rank(0, STEPS, -9, last_step=12)], [full])
+    assert (verdict.cls, verdict.confidence) == ("host_oom", "probable")
+    counted = replace(full, cgroup_oom_kills=0)
+    assert diagnose([rank(0, STEPS, -9, last_step=12)], [counted]).cls == "unknown"
+
+
 def test_a_bus_error_is_shared_memory_and_shows_its_size() -> None:
     node = NodeEvidence(shm_free_bytes=0, shm_size_bytes=64 * 2**20)
     verdict = diagnose([rank(0, "", -7)], [node])
     assert named(verdict) == ("shm_exhausted", "adjust:shm_size", 0)
-    assert verdict.evidence[1].text == "size 64 MiB, free 0 MiB"
+    assert verdict.evidence[1].text == "/dev/shm has 64 MiB, 0 MiB are free"
 
 
 def test_a_bus_error_with_a_counted_kill_is_host_memory() -> None:
@@ -153,6 +161,9 @@ def test_a_shared_console_gives_the_rank_that_the_line_names() -> None:
         ("E0101 api.py:1003] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: /usr/bin/python3", "host_oom"),
         ("[INFO] [launch.py:259] train.py exits with return code = -7", "shm_exhausted"),
         ("  traceback : Signal 11 (SIGSEGV) received by PID 77", "segfault"),
+        ("      Exit Code:    137", "host_oom"),
+        ("worker-3 exited with status 139", "segfault"),
+        ("container train terminated with exit code 135", "shm_exhausted"),
     ],
 )
 def test_a_launchers_summary_counts_where_no_exit_is_known(line: str, cls: str) -> None:
@@ -163,6 +174,19 @@ def test_a_launchers_summary_counts_where_no_exit_is_known(line: str, cls: str) 
 def test_a_kill_in_a_shared_summary_explains_the_victims_above_it() -> None:
     log = f"{GLOO}\nE0101 api.py:1003] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: python3"
     assert diagnose([rank(-1, log, None)]).cls == "host_oom"
+
+
+def test_who_was_killed_by_the_launcher_because_it_did_not_leave_was_not_killed_for_memory() -> None:
+    killed = "api.py:1048] Unable to shutdown process 77 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL"
+    log = f"{GLOO}\n{killed}\n  exitcode  : -9 (pid: 77)\n  traceback : Signal 9 (SIGKILL) received by PID 77"
+    assert diagnose([rank(-1, log, None)]).cls == "gloo_connection"
+    assert diagnose([rank(-1, log.replace("PID 77", "PID 78"), None)]).cls == "host_oom"
+
+
+def test_a_crash_in_a_summary_explains_victims_and_no_error() -> None:
+    summary = "  exitcode  : -11 (pid: 77)"
+    assert diagnose([rank(-1, f"{GLOO}\n{summary}", None)]).cls == "segfault"
+    assert diagnose([rank(-1, f"{ERROR}\n{summary}", None)]).cls == "user_code"
 
 
 def test_an_exit_code_without_a_word_is_the_programs_own() -> None:

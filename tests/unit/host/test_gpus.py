@@ -150,3 +150,20 @@ def test_device_files_of_cards_only(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm", "alixpu0", "null"):
         (tmp_path / "dev" / name).touch()
     assert gpu_device_files(tmp_path) == ("/dev/alixpu0", "/dev/nvidia0", "/dev/nvidia10")
+
+
+def test_the_health_of_each_card_and_only_what_it_has(nvml_folder: Path) -> None:
+    """For incident bundles: a lost card is told as lost, a value that a card lacks is left out."""
+    read_health = "import json; from launcher.host.gpus import read_gpu_health; print(json.dumps(read_gpu_health(30)))"
+    told = {}
+    for ecc in ("", "3"):
+        environ = with_cards(nvml_folder, "2xA100", {"PATH": "/usr/bin:/bin"}, LOST="1", USED_MIB="100", ECC=ecc)
+        answer = subprocess.run(
+            [sys.executable, "-c", read_health], env=environ, cwd=REPOSITORY, check=True, capture_output=True, text=True
+        )
+        told[ecc] = json.loads(answer.stdout)
+    well, lost = told["3"]
+    assert (well["temperature_c"], well["memory_used_bytes"], well["ecc_uncorrected"]) == (41, 100 * MIB, 3)
+    assert "remapped_rows" not in well
+    assert lost == {"index": 1, "lost": "GPU is lost"}
+    assert "ecc_uncorrected" not in told[""][0]

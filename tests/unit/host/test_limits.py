@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.cgroups import find_cgroup, read_cpu_quota, read_memory_limit
+from launcher.host.cgroups import find_cgroup, read_cpu_quota, read_memory_counters, read_memory_limit
 from launcher.host.compute import Memory, read_cpu, read_memory
 
 GIB = 1 << 30
@@ -140,3 +140,13 @@ def test_memory_is_what_the_cgroup_leaves(tmp_path: Path) -> None:
 
 def test_memory_that_cannot_be_read(tmp_path: Path) -> None:
     assert read_memory(tmp_path) is None
+
+
+def test_memory_counters_of_the_own_group_in_both_versions(tmp_path: Path) -> None:
+    events = {"job/memory.events": "max 9\noom_kill 2\n", "memory.events": "max 1\noom_kill 1\n"}
+    second = v2(tmp_path / "2", "/job", {**events, "job/memory.max": f"{GIB}\n", "job/memory.peak": f"{GIB - 1}\n"})
+    assert read_memory_counters(second) == {"max": 9, "oom_kill": 2, "limit": GIB, "peak": GIB - 1}
+    control = {"memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"}
+    first = v1(tmp_path / "1", "/job", {**control, "memory/job/memory.failcnt": "77\n"})
+    assert read_memory_counters(first) == {"oom_kill_disable": 0, "under_oom": 0, "oom_kill": 3, "max": 77}
+    assert read_memory_counters(tmp_path / "none") == {}
