@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from launcher.agent.console import Console
 from launcher.agent.events import EventLog, utc_now
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
+from launcher.agent.hangs import Hang
 from launcher.agent.lifecycle import Lifecycle
 from launcher.agent.room import make_room
+from launcher.agent.stacks import flight_dumps_beside
 from launcher.checkpoint.object_file import read_when_there
 from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
@@ -86,18 +89,21 @@ class IncidentRecorder:
         ranks: Sequence[RankProcess],
         input_error: str | None,
         *,
+        hang: Hang | None = None,
         only_if_it_stays: bool = False,
     ) -> Incident | None:
-        """`only_if_it_stays`: None, and nothing recorded, for a fault that a new attempt may do without."""
+        """`hang`: why this agent has ended them. `only_if_it_stays`: None, and nothing recorded, for a fault that a new
+        attempt may do without."""
         if input_error is not None:
             codes = [view.exit.code for view in lifecycle.ranks.values() if view.exit is not None]
             code = int(ExitCode.REFUSED if ExitCode.REFUSED in codes else ExitCode.WRONG_INPUT)
             return Incident("input", retryable=False, input_error_code=code, message=input_error)
         evidence = [self._rank_evidence(lifecycle, rank) for rank in ranks]
-        verdict = diagnose(evidence, [self._node_evidence()])
+        verdict = diagnose(evidence, [self._node_evidence()], hang.evidence if hang is not None else None)
         if only_if_it_stays and (verdict.retryable or verdict.action in ADJUSTED_BY_RESTART):
             return None
-        incident = self._record(verdict, evidence, {"generation": generation})
+        stacks = hang.stacks if hang is not None else {}
+        incident = self._record(verdict, evidence, {"generation": generation}, stacks, flight_dumps_beside(ranks))
         return replace(incident, label=_label(incident, evidence))
 
     def fork_server_failed(self, generation: int, failure: ForkServerError) -> Incident:
@@ -177,7 +183,14 @@ class IncidentRecorder:
             node=self._events.node,
         )
 
-    def _record(self, verdict: Verdict, ranks: Sequence[RankEvidence], extra: dict[str, Any]) -> Incident:
+    def _record(
+        self,
+        verdict: Verdict,
+        ranks: Sequence[RankEvidence],
+        extra: dict[str, Any],
+        stacks: Mapping[int, str] = MappingProxyType({}),
+        dumps: Sequence[Path] = (),
+    ) -> Incident:
         utc = utc_now().strftime("%Y%m%dT%H%M%S.%fZ")
         versions = self._host_facts.get("versions", {})
         extra["about"] = {
@@ -193,7 +206,16 @@ class IncidentRecorder:
             self._room = make_room(self._root.parent.parent, int(extra["generation"]))
         try:
             bundle = write_bundle(
-                self._root, utc, verdict, ranks, [self._node_evidence()], self._environ, dict(self._host_facts), extra
+                self._root,
+                utc,
+                verdict,
+                ranks,
+                [self._node_evidence()],
+                self._environ,
+                dict(self._host_facts),
+                extra,
+                stacks=stacks,
+                dumps=dumps,
             )
         except OSError as error:
             self._bundle_trouble = f"the bundle could not be written: {error}"
@@ -215,5 +237,6 @@ def _label(incident: Incident, evidence: Sequence[RankEvidence]) -> str:
     for rank in evidence:
         if rank.rank == culprit:
             step = f" after step {rank.last_step}" if rank.last_step else ""
-            return f"{incident.fault_class}: rank {rank.rank} {name_exit(rank.exit_code, rank.signal)}{step}"
+            how = "hung" if rank.killed_by_us else name_exit(rank.exit_code, rank.signal)
+            return f"{incident.fault_class}: rank {rank.rank} {how}{step}"
     return incident.fault_class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from launcher.i18n import Text
 
 MAX_BUNDLE_BYTES = 50 * 2**20
 _RESERVED_BYTES = 2 * 2**20  # verdict, summary, environment, host: never cut
+_MAX_DUMP_BYTES = 20 * 2**20
 _MAX_OTHER_RANKS = 8
 _MAX_SHOWN_CHARS = 300
 
@@ -61,8 +63,13 @@ def write_bundle(
     environ: Mapping[str, str],
     host_facts: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
+    *,
+    stacks: Mapping[int, str] | None = None,
+    dumps: Sequence[Path] = (),
 ) -> Path:
-    """Writes `root/<utc>-<class>/` and returns it. `utc` may hold characters that a file name may not.
+    """`stacks`: of ranks that hung. `dumps`: files that are copied as they are, as far as there is room.
+
+    Writes `root/<utc>-<class>/` and returns it. `utc` may hold characters that a file name may not.
 
     At most MAX_BUNDLE_BYTES: logs share what is left, and each is cut at its front. A bundle of the same second and
     class gets a number, so that nothing is overwritten. Raises OSError when the folder cannot be written.
@@ -80,6 +87,13 @@ def write_bundle(
     for rank in ranks:
         name = f"rank-{rank.rank}.log" if rank.rank >= 0 else f"log-{Path(rank.log_path).name or 'unnamed'}"
         _write(folder / name, _last_bytes((text for _, text in rank.tail), budget))
+    for number, stack in (stacks or {}).items():
+        (folder / "stacks").mkdir(exist_ok=True)
+        _write(folder / "stacks" / f"rank-{number}.txt", _last_bytes(stack.splitlines(), budget))
+    for dump in dumps:
+        if dump.stat().st_size <= _MAX_DUMP_BYTES // len(dumps):
+            (folder / "nccl").mkdir(exist_ok=True)
+            shutil.copyfile(dump, folder / "nccl" / dump.name)
     kernel = [line for node in nodes for line in node.kernel_lines]
     if kernel:
         _write(folder / "kernel.log", _last_bytes(kernel, budget))

@@ -1,0 +1,130 @@
+"""Where every rank is in its program, taken before ranks that hang are killed: by py-spy, and NCCL's flight recorder.
+
+Everything here is bounded by `TAKEN_WITHIN_S` together, because the ranks stand still meanwhile. What cannot be had is
+said in the place where it would have been.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.agent.generation import RankProcess
+
+TAKEN_WITHIN_S = 3.0
+_PYTHON_WITHIN_S = 1.5  # the rest is for native frames
+_FLIGHT_WITHIN_S = 1.2  # NCCL's monitor looks at its pipe once a second
+
+_PROCESS = re.compile(r"^Process (\d+):")
+_PYTHON_FRAME = re.compile(r"^\s+(.+ \((?:.*/)?[^()/]+\.py:\d+\))$")
+
+_FLIGHT_NAME = "nccl-rank-"
+FLIGHT_FILE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+FLIGHT_PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+
+
+def find_py_spy() -> str | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def take_stacks(pids: Mapping[int, int], stopped: frozenset[int]) -> dict[int, str]:
+    """The stacks of these ranks' processes, all at once. Never raises for a rank that cannot be looked into.
+
+    First without pausing anybody; then with native frames, for which a process is paused: not one that is stopped
+    already (`stopped`).
+    """
+    program = find_py_spy()
+    if program is None:
+        return dict.fromkeys(pids, "no stack: py-spy is not installed (pip install py-spy)\n")
+    began_at_s = time.monotonic()
+    plain = _dump(program, pids, ["--nonblocking"], _PYTHON_WITHIN_S)
+    left_s = TAKEN_WITHIN_S - (time.monotonic() - began_at_s)
+    going = {rank: pid for rank, pid in pids.items() if rank not in stopped and plain[rank][0]}
+    native = _dump(program, going, ["--native"], left_s)
+    return {rank: native[rank][1] if rank in native and native[rank][0] else plain[rank][1] for rank in pids}
+
+
+def _dump(program: str, pids: Mapping[int, int], options: list[str], within_s: float) -> dict[int, tuple[bool, str]]:
+    deadline = time.monotonic() + within_s
+    started = {
+        rank: subprocess.Popen(
+            [program, "dump", "--pid", str(pid), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for rank, pid in pids.items()
+    }
+    dumps = {}
+    for rank, process in started.items():
+        try:
+            said, _ = process.communicate(timeout=max(0.01, deadline - time.monotonic()))
+            dumps[rank] = (process.returncode == 0, said)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            dumps[rank] = (False, f"no stack: py-spy did not answer within {within_s:.1f} s\n")
+    return dumps
+
+
+def innermost_frame(stack: str) -> str | None:
+    """The Python function, file and line that the main thread is in; None where the stack does not say."""
+    process = _PROCESS.match(stack)
+    main = f"Thread {process[1]} " if process else ""
+    inside = False
+    for line in stack.splitlines():
+        if line.startswith("Thread "):
+            inside = '"MainThread"' in line or (bool(main) and line.startswith(main))
+        elif inside and (found := _PYTHON_FRAME.match(line)):
+            return found[1]
+    return None
+
+
+class FlightRecorder:
+    """NCCL's record of its latest collectives, on the GPUs of this node. What the user has set stays as it is."""
+
+    def __init__(self, logs: Path, pipes: Path, environ: Mapping[str, str]) -> None:
+        """`pipes`: a folder on a disk of this machine, made when it is needed."""
+        self._logs, self._pipes, self._environ = logs, pipes, environ
+
+    def variables(self, generation: int) -> dict[str, str]:
+        """For the ranks of a generation."""
+        if FLIGHT_FILE_VARIABLE in self._environ or FLIGHT_PIPE_VARIABLE in self._environ:
+            return {}
+        folder = self._logs / f"gen-{generation}"
+        for made in (folder, self._pipes):
+            made.mkdir(parents=True, exist_ok=True)
+        return {FLIGHT_FILE_VARIABLE: str(folder / _FLIGHT_NAME), FLIGHT_PIPE_VARIABLE: str(self._pipes / "rank-")}
+
+    def ask(self, ranks: range) -> None:
+        """Have every rank write its dump; returns when there was time for it."""
+        asked = False
+        for rank in ranks:
+            with suppress(OSError):  # no NCCL, or not yet: nobody reads there
+                fd = os.open(self._pipes / f"rank-{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+                try:
+                    os.write(fd, b"1\n")
+                finally:
+                    os.close(fd)
+                asked = True
+        if asked:
+            time.sleep(_FLIGHT_WITHIN_S)
+
+    def close(self) -> None:
+        shutil.rmtree(self._pipes, ignore_errors=True)
+
+
+def flight_dumps_beside(ranks: Sequence[RankProcess]) -> list[Path]:
+    """What NCCL has written for these ranks, when asked or by itself."""
+    beside = (process.log_path.with_name(f"{_FLIGHT_NAME}{process.rank}") for process in ranks)
+    return [path for path in beside if path.is_file()]
