@@ -14,8 +14,8 @@ from pathlib import Path
 from launcher.agent.crew import Turn
 from launcher.agent.events import EventLog
 from launcher.agent.generation import RankProcess
-from launcher.agent.hang_watch import HangWatch
-from launcher.agent.stacks import FlightRecorder, innermost_frame, take_stacks
+from launcher.agent.hang_watch import HangWatch, process_state
+from launcher.agent.stacks import FlightRecorder, innermost_frame, take_stacks, with_native_frames
 from launcher.diagnose.hang import HangEvidence, describe
 from launcher.event_loop import EventLoop
 from launcher.policy.hang import Finding, HangSeconds, who_is_behind
@@ -56,6 +56,11 @@ class Hangs:
         self._standing: tuple[RankProgress, ...] = ()
         self._told_of = 0  # generation whose ranks here are known to be victims
 
+    def begin(self, turn: Turn) -> None:
+        """Raises OSError where there is no memory for the records."""
+        self._standing = ()
+        self.watch.begin(turn.ranks)
+
     def variables(self, generation: int) -> Mapping[str, str]:
         """What ranks need in their environment so that more can be known of them."""
         return self._flight.variables(generation) if self._flight is not None else {}
@@ -69,27 +74,31 @@ class Hangs:
         return bool(self._standing)
 
     def look_into(self, turn: Turn, processes: Sequence[RankProcess]) -> Hang | None:
-        """None where it has moved again, or all has been said already. Takes some 0.5 s, and goes on handling what
-        happens."""
+        """None where it has moved again, or all has been said already. Takes a second or two, in which what happens is
+        handled; it is known to be a hang, and recorded, within the first tenths."""
         ranks, self._standing = self._standing, ()
         finding = who_is_behind(ranks)
         culprit = finding.culprit
         is_ours = culprit.rank in turn.ranks if culprit is not None else turn.leads
         if not is_ours and self._told_of == turn.number:
             return None
-        stopped = frozenset(rank.rank for rank in ranks if rank.state in ("T", "t"))
-        stacks: dict[int, str] = self._loop.aside(partial(self._take, turn, _pids(processes), stopped))
+        pids = {process.rank: process.pid for process in processes if process.exit is None}
+        stacks: dict[int, str] = self._loop.aside(partial(take_stacks, pids))
         if self.watch.has_moved():
+            self._standing = ()
             self._say("the ranks stood still, and go on: no hang")
             return None
         frames = {rank: frame for rank, text in stacks.items() if (frame := innermost_frame(text)) is not None}
         evidence = describe(finding.culprits, finding.waiting, ranks, frames, is_certain=finding.is_certain)
-        self._keep(turn, stacks)
         if is_ours:
             self._record(finding, evidence, ranks)
         else:
             self._told_of = turn.number
             self._say(f"the ranks here wait for another node: {evidence.what}")
+        may_pause = {rank: pid for rank, pid in pids.items() if process_state(pid) not in ("T", "t", "")}
+        stacks = self._loop.aside(partial(self._look_deeper, turn, stacks, may_pause))
+        self._keep(turn, stacks)
+        self._standing = ()  # it has been said again meanwhile
         return Hang(finding, evidence, is_ours, stacks)
 
     def close(self) -> None:
@@ -97,10 +106,11 @@ class Hangs:
         if self._flight is not None:
             self._flight.close()
 
-    def _take(self, turn: Turn, pids: Mapping[int, int], stopped: frozenset[int]) -> dict[int, str]:
+    def _look_deeper(self, turn: Turn, stacks: Mapping[int, str], may_pause: Mapping[int, int]) -> dict[int, str]:
+        deeper = with_native_frames(stacks, may_pause)
         if self._flight is not None:
             self._flight.ask(turn.ranks)
-        return take_stacks(pids, stopped)
+        return deeper
 
     def _keep(self, turn: Turn, stacks: Mapping[int, str]) -> None:
         """Beside the logs, on every node: the bundle is written by the one whose rank is behind."""
@@ -127,7 +137,3 @@ class Hangs:
         )
         who = f"rank {culprit.rank} hangs" if culprit is not None else "all ranks hang"
         self._say(f"{who}: nothing has moved for {still_s:.1f} s")
-
-
-def _pids(processes: Sequence[RankProcess]) -> dict[int, int]:
-    return {process.rank: process.pid for process in processes if process.exit is None}

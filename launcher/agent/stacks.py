@@ -1,6 +1,6 @@
 """Where every rank is in its program, taken before ranks that hang are killed: by py-spy, and NCCL's flight recorder.
 
-Everything here is bounded by `TAKEN_WITHIN_S` together, because the ranks stand still meanwhile. What cannot be had is
+Everything here is bounded, by some 3 s together, because the ranks stand still meanwhile. What cannot be had is
 said in the place where it would have been.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from launcher.agent.generation import RankProcess
 
-TAKEN_WITHIN_S = 3.0
-_PYTHON_WITHIN_S = 1.5  # the rest is for native frames
+PYTHON_WITHIN_S = 1.5
+NATIVE_WITHIN_S = 1.5
 _FLIGHT_WITHIN_S = 1.2  # NCCL's monitor looks at its pipe once a second
 
 _PROCESS = re.compile(r"^Process (\d+):")
@@ -35,21 +35,23 @@ def find_py_spy() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def take_stacks(pids: Mapping[int, int], stopped: frozenset[int]) -> dict[int, str]:
-    """The stacks of these ranks' processes, all at once. Never raises for a rank that cannot be looked into.
-
-    First without pausing anybody; then with native frames, for which a process is paused: not one that is stopped
-    already (`stopped`).
-    """
+def take_stacks(pids: Mapping[int, int]) -> dict[int, str]:
+    """The Python stacks of these ranks' processes, all at once, without pausing any. Never raises for a rank that
+    cannot be looked into."""
     program = find_py_spy()
     if program is None:
         return dict.fromkeys(pids, "no stack: py-spy is not installed (pip install py-spy)\n")
-    began_at_s = time.monotonic()
-    plain = _dump(program, pids, ["--nonblocking"], _PYTHON_WITHIN_S)
-    left_s = TAKEN_WITHIN_S - (time.monotonic() - began_at_s)
-    going = {rank: pid for rank, pid in pids.items() if rank not in stopped and plain[rank][0]}
-    native = _dump(program, going, ["--native"], left_s)
-    return {rank: native[rank][1] if rank in native and native[rank][0] else plain[rank][1] for rank in pids}
+    return {rank: said for rank, (_, said) in _dump(program, pids, ["--nonblocking"], PYTHON_WITHIN_S).items()}
+
+
+def with_native_frames(stacks: Mapping[int, str], pids: Mapping[int, int]) -> dict[int, str]:
+    """The same with native frames where they are to be had in time. `pids`: of ranks whose process may be paused for
+    it: not of those that are stopped already."""
+    program = find_py_spy()
+    if program is None:
+        return dict(stacks)
+    taken = _dump(program, pids, ["--native"], NATIVE_WITHIN_S)
+    return {**stacks, **{rank: said for rank, (is_whole, said) in taken.items() if is_whole}}
 
 
 def _dump(program: str, pids: Mapping[int, int], options: list[str], within_s: float) -> dict[int, tuple[bool, str]]:

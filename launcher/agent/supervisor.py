@@ -296,7 +296,7 @@ class Supervisor:
         self._incidents.attempt_begins(turn.number)
         self._tiers.begin(turn)
         self._hang = None
-        self._hangs.watch.begin(turn.ranks)
+        self._hangs.begin(turn)
         try:
             started = self._start_ranks(group, turn, orders)
         except ForkServerError as failure:
@@ -325,7 +325,7 @@ class Supervisor:
 
     def _end_what_hangs(self, group: RankGroup, turn: Turn) -> None:
         """Where the rank that is behind is another node's, that node ends the attempt for all."""
-        hang = self._hangs.look_into(turn, group.processes)
+        hang = self._hangs.look_into(turn, group.processes) if not self._lifecycle.killing else None
         if hang is None or not hang.is_ours or self._lifecycle.killing:
             return
         self._hang = hang

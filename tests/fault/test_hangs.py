@@ -16,12 +16,13 @@ from tests.fault.harness import Job, Run
 
 MakeJob = Callable[..., Job]
 SAVES = {"every_steps": 1000, "memory": "on"}
-SLOW = 1.0  # between finding and killing: the stacks of ranks with hundreds of megabytes of libraries
 
 
 def hung(run: Run) -> dict[str, Any]:
     (hang,) = run.events("hang")
+    (killed,) = [event for event in run.events("group_killed") if "hangs" in event["reason"]]
     print(f"found after {hang['still_seconds']:.2f} s (bound {hang['bound_seconds']:.2f} s): {hang['what']}")
+    print(f"found at {hang['t']}, ended at {killed['t']}")
     return hang
 
 

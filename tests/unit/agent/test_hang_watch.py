@@ -100,7 +100,7 @@ def test_a_pause_that_ended_by_itself_is_no_hang_the_next_time(scene: Scene) -> 
 
 def test_without_py_spy_it_is_said_in_place_of_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
-    assert "py-spy is not installed" in stacks.take_stacks({3: os.getpid()}, frozenset())[3]
+    assert "py-spy is not installed" in stacks.take_stacks({3: os.getpid()})[3]
 
 
 def test_the_stack_of_a_stopped_process_and_its_innermost_frame(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_stack_of_a_stopped_process_and_its_innermost_frame(tmp_path: Path) 
     try:
         os.waitpid(process.pid, os.WUNTRACED)
         assert hang_watch.process_state(process.pid) == "T"
-        stack = stacks.take_stacks({0: process.pid}, frozenset({0}))[0]
+        stack = stacks.take_stacks({0: process.pid})[0]
         assert (stacks.innermost_frame(stack) or stack).endswith("stuck.py:3)"), stack
     finally:
         process.kill()
