@@ -65,16 +65,24 @@ class HangWatch:
         self._looked_at_s = now
         processes = self._running()
         readings = [read_record(self._records[process.rank]) for process in processes]
-        if not readings or now - self._still_since_s(readings) < LEAST_STILL_S:
+        if not readings:
+            return
+        still_s = now - self._still_since_s(readings)
+        if still_s < LEAST_STILL_S:
+            self._look_again_in(LEAST_STILL_S - still_s)
             return
         ranks = [self._progress(process, reading, now) for process, reading in zip(processes, readings, strict=True)]
-        still_s = now - self._still_since_s(readings)
         self.bound_s = max(standstill_bound_s(ranks, self._hang_seconds), _PAUSE_FACTOR * self._longest_pause_s)
         if still_s >= self.bound_s:
             self._told_at_s = now
             self._on_standstill(ranks)
-        elif self.bound_s - still_s < LOOK_S:
-            self._loop.set_bound("standstill", self.bound_s - still_s, self._look)
+        else:
+            self._look_again_in(self.bound_s - still_s)
+
+    def _look_again_in(self, seconds: float) -> None:
+        """Where that is before the next look; while ranks move it is not."""
+        if seconds < LOOK_S:
+            self._loop.set_bound("standstill", seconds, self._look)
 
     def has_moved(self) -> bool:
         """Whether a rank has written something since `on_standstill` was called: then it was a pause, and one that is

@@ -15,7 +15,7 @@ from launcher.agent.crew import Turn
 from launcher.agent.events import EventLog
 from launcher.agent.generation import RankProcess
 from launcher.agent.hang_watch import HangWatch, process_state
-from launcher.agent.stacks import FlightRecorder, innermost_frame, take_stacks, with_native_frames
+from launcher.agent.stacks import FlightRecorder, innermost_frames, take_stacks, with_native_frames
 from launcher.diagnose.hang import HangEvidence, describe
 from launcher.event_loop import EventLoop
 from launcher.policy.hang import Finding, HangSeconds, who_is_behind
@@ -88,7 +88,7 @@ class Hangs:
             self._standing = ()
             self._say("the ranks stood still, and go on: no hang")
             return None
-        frames = {rank: frame for rank, text in stacks.items() if (frame := innermost_frame(text)) is not None}
+        frames = {rank: frame for rank, text in stacks.items() if (frame := innermost_frames(text))}
         evidence = describe(finding.culprits, finding.waiting, ranks, frames, is_certain=finding.is_certain)
         if is_ours:
             self._record(finding, evidence, ranks)

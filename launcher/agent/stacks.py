@@ -20,6 +20,7 @@ from launcher.agent.generation import RankProcess
 
 PYTHON_WITHIN_S = 1.5
 NATIVE_WITHIN_S = 1.5
+_NUM_FRAMES = 4
 _FLIGHT_WITHIN_S = 1.2  # NCCL's monitor looks at its pipe once a second
 
 _PROCESS = re.compile(r"^Process (\d+):")
@@ -79,17 +80,19 @@ def _dump(program: str, pids: Mapping[int, int], options: list[str], within_s: f
     return dumps
 
 
-def innermost_frame(stack: str) -> str | None:
-    """The Python function, file and line that the main thread is in; None where the stack does not say."""
+def innermost_frames(stack: str) -> str:
+    """The Python functions, files and lines that the main thread is in, from the innermost outwards; "" where the stack
+    does not say. A few: the innermost one is often a wait of the standard library."""
     process = _PROCESS.match(stack)
     main = f"Thread {process[1]} " if process else ""
     inside = False
+    frames = []
     for line in stack.splitlines():
         if line.startswith("Thread "):
             inside = '"MainThread"' in line or (bool(main) and line.startswith(main))
         elif inside and (found := _PYTHON_FRAME.match(line)):
-            return found[1]
-    return None
+            frames.append(found[1])
+    return " < ".join(frames[:_NUM_FRAMES])
 
 
 class FlightRecorder:

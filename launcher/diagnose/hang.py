@@ -82,7 +82,7 @@ def describe(
     is_certain: bool,
 ) -> HangEvidence:
     """`culprits`: who is behind, the one to be named first. `frames`: of ranks whose stack is known, the innermost
-    Python frame."""
+    Python frames."""
     first = culprits[0] if culprits else None
     if first is None:
         lines = [(RECORDS, _stands(rank)) for rank in ranks[: _NUM_WAITING + 1]]

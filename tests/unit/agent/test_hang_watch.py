@@ -111,7 +111,7 @@ def test_the_stack_of_a_stopped_process_and_its_innermost_frame(tmp_path: Path) 
         os.waitpid(process.pid, os.WUNTRACED)
         assert hang_watch.process_state(process.pid) == "T"
         stack = stacks.take_stacks({0: process.pid})[0]
-        assert (stacks.innermost_frame(stack) or stack).endswith("stuck.py:3)"), stack
+        assert stacks.innermost_frames(stack) == "stuck (stuck.py:3) < <module> (stuck.py:4)", stack
     finally:
         process.kill()
         process.wait()
