@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.agent.generation import RankProcess
+from launcher.host.local_folder import local_folder
 
 PYTHON_WITHIN_S = 1.5
 NATIVE_WITHIN_S = 1.5
@@ -29,6 +30,7 @@ _PYTHON_FRAME = re.compile(r"^\s+(.+ \((?:.*/)?[^()/]+\.py:\d+\))$")
 _FLIGHT_NAME = "nccl-rank-"
 FLIGHT_FILE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 FLIGHT_PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_OF_THE_USER = {FLIGHT_FILE_VARIABLE, FLIGHT_PIPE_VARIABLE, "TORCH_FR_DUMP_TEMP_FILE"}
 
 
 def find_py_spy() -> str | None:
@@ -104,7 +106,7 @@ class FlightRecorder:
 
     def variables(self, generation: int) -> dict[str, str]:
         """For the ranks of a generation."""
-        if FLIGHT_FILE_VARIABLE in self._environ or FLIGHT_PIPE_VARIABLE in self._environ:
+        if self._environ.keys() & _OF_THE_USER:
             return {}
         folder = self._logs / f"gen-{generation}"
         for made in (folder, self._pipes):
@@ -127,6 +129,14 @@ class FlightRecorder:
 
     def close(self) -> None:
         shutil.rmtree(self._pipes, ignore_errors=True)
+
+
+def flight_recorder(output_dir: Path, logs: Path, environ: Mapping[str, str], node: str) -> FlightRecorder | None:
+    """None where this user has no folder for the pipes; then NCCL writes where it does by itself."""
+    try:
+        return FlightRecorder(logs, local_folder(output_dir) / f"nccl-{node}", environ)
+    except OSError:
+        return None
 
 
 def flight_dumps_beside(ranks: Sequence[RankProcess]) -> list[Path]:

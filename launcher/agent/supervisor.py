@@ -37,7 +37,7 @@ from launcher.agent.past import read_failures, read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import newest_step
-from launcher.agent.stacks import FlightRecorder
+from launcher.agent.stacks import flight_recorder
 from launcher.agent.tiers import Tiers
 from launcher.agent.work_folder import WorkFolder
 from launcher.checkpoint.identity import FROZEN_BY_STATE
@@ -46,7 +46,6 @@ from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass, unusable_folder
 from launcher.event_loop import CalledOff, EventLoop, StopSignals
 from launcher.fanout.head import Head
-from launcher.host.local_folder import local_folder
 from launcher.link import Message
 from launcher.plan.launch_files import hostfile_text
 from launcher.plan.spec import Drill, RankSpec
@@ -123,7 +122,9 @@ class Supervisor:
             recorder.console.say,
             settings.hang_seconds,
             settings.work_folder.logs,
-            self._flight_recorder(),
+            flight_recorder(settings.output_dir, settings.work_folder.logs, settings.environ, recorder.events.node)
+            if settings.spec.device == "cuda"
+            else None,
         )
         training = settings.spec.config.get("training", {})
         self._tiers = Tiers(
@@ -201,13 +202,6 @@ class Supervisor:
             return None
         name = "spec-template.json" if self._crew.alone else f"spec-template-{self._events.node}.json"
         return settings.work_folder.write_spec(name, settings.spec.to_json())
-
-    def _flight_recorder(self) -> FlightRecorder | None:
-        settings = self.settings
-        if settings.spec.device != "cuda":
-            return None
-        pipes = local_folder(settings.output_dir) / f"nccl-{self._events.node}"
-        return FlightRecorder(settings.work_folder.logs, pipes, settings.environ)
 
     def _own_pids(self) -> list[int]:
         """Processes that are not the ranks' or the fork server's."""

@@ -115,3 +115,23 @@ def test_the_stack_of_a_stopped_process_and_its_innermost_frame(tmp_path: Path) 
     finally:
         process.kill()
         process.wait()
+
+
+def test_nccl_is_asked_for_its_dump_through_its_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_FLIGHT_WITHIN_S", 0.0)
+    flight = stacks.FlightRecorder(tmp_path / "logs", tmp_path / "pipes", {})
+    set_by_us = flight.variables(3)
+    pipe = Path(f"{set_by_us['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}1.pipe")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    flight.ask(range(2))  # rank 0 has no pipe: it does not use NCCL
+    assert os.read(reader, 10)
+    os.close(reader)
+    assert set_by_us["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == str(tmp_path / "logs" / "gen-3" / "nccl-rank-")
+    flight.close()
+    assert not (tmp_path / "pipes").exists()
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"])
+def test_where_the_user_has_said_where_dumps_go_nothing_is_changed(tmp_path: Path, name: str) -> None:
+    assert stacks.FlightRecorder(tmp_path, tmp_path, {name: "/x"}).variables(1) == {}
