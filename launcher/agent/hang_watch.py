@@ -37,7 +37,7 @@ class HangWatch:
         """Raises OSError where there is no memory to be had."""
         self.end()
         for rank in ranks:
-            self._records[rank] = create_record(f"ftlaunch-progress-{rank}")
+            self._records[rank] = create_record(f"progress-of-rank-{rank}")
 
     def record_of(self, rank: int) -> int:
         """The descriptor of a rank's record."""

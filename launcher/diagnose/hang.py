@@ -33,8 +33,8 @@ BEHIND = Fault(
     cls="nccl_watchdog_timeout",
     action="retry",
     cause=Text(
-        "{where} stood still, and all other ranks waited for it: {what}.",
-        "{where} 停滞不前，其余所有 rank 都在等待它：{what}。",
+        "{where} stood still: {what}.",
+        "{where} 停滞不前：{what}。",
     ),
     remedy=Text(
         "See where it stood in stacks/ of the evidence. Once: a machine or a file system that hung; nothing has to be "

@@ -38,6 +38,7 @@ class How(Enum):
     OUTSIDE = "outside"  # it is as far as the others, who wait in a collective, and is in none
     KERNEL = "kernel"  # it is as far as the others, and sits in the kernel without being interruptible
     DIFFERENT = "different"  # ranks wait in different collectives under the same number
+    ALONE = "alone"  # there is no other rank
     NOBODY = "nobody"  # all are equally far
 
 
@@ -56,7 +57,7 @@ class Finding:
 
     @property
     def is_certain(self) -> bool:
-        return self.how in (How.STOPPED, How.BEHIND) and len(self.culprits) == 1
+        return self.how in (How.STOPPED, How.BEHIND, How.ALONE) and len(self.culprits) == 1
 
 
 def standstill_bound_s(ranks: Sequence[RankProgress], hang_seconds: HangSeconds) -> float:
@@ -97,6 +98,8 @@ def who_is_behind(ranks: Sequence[RankProgress]) -> Finding:
     stopped = [rank for rank in ranks if rank.state in _STOPPED_STATES]
     if stopped:
         return _found(How.STOPPED, _furthest_back(stopped), ranks)
+    if len(ranks) == 1:
+        return _found(How.ALONE, ranks, ranks)
     odd = _in_other_collective(ranks)
     if odd:
         return _found(How.DIFFERENT, odd, ranks)

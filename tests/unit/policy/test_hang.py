@@ -56,7 +56,7 @@ def outside(rank: RankProgress, collectives: int, **more: int | str) -> RankProg
         ((R, R1, replace(R2, elements=12)), How.DIFFERENT, [2], False),
         ((R, R1, R2), How.NOBODY, [], False),
         ((outside(R, 5), outside(R1, 5)), How.NOBODY, [], False),
-        ((R,), How.NOBODY, [], False),
+        ((outside(R, 5),), How.ALONE, [0], True),
     ],
 )
 def test_who_is_behind(ranks: tuple[RankProgress, ...], how: How, culprits: list[int], certain: bool) -> None:
