@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
-# changes, at, phase, place, step, micro-batches, work, collectives, elements, kind, step times: typical, longest
-_LAYOUT = struct.Struct("=QdBBqqqqq24sdd")
+# changes, at, phase, place, step, micro-batches, work, collectives, elements, kind, steps: typical, longest, first
+_LAYOUT = struct.Struct("=QdBBqqqqq24sddd")
 _RECORD_BYTES = 4096
 _TYPICAL_OF = 32  # the latest steps, of which the median counts
 _LONGEST_OF = 128
@@ -75,7 +75,8 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A record at one moment. `changes` counts writes; `at_s` is when the last one was made (0.0: there was none), on
+    """A record at one moment. `first_step_s`: from the begin of training, 0.0 until it has ended. `changes` counts
+    writes; `at_s` is when the last one was made (0.0: there was none), on
     the monotonic clock of this machine."""
 
     changes: int
@@ -90,6 +91,7 @@ class Reading:
     kind: str
     typical_step_s: float
     longest_step_s: float
+    first_step_s: float
 
 
 def create_record(name: str) -> int:
@@ -100,13 +102,11 @@ def create_record(name: str) -> int:
 
 
 def read_record(fd: int) -> Reading:
-    changes, at_s, phase, place, step, micro_batch, work, collectives, elements, kind, typical_s, longest_s = (
-        _LAYOUT.unpack(os.pread(fd, _LAYOUT.size, 0))
+    changes, at_s, phase, place, step, micro_batch, work, collectives, elements, kind, *steps_s = _LAYOUT.unpack(
+        os.pread(fd, _LAYOUT.size, 0)
     )
     text = kind.rstrip(b"\0").decode("ascii", "replace")
-    return Reading(
-        changes, at_s, phase, place, step, micro_batch, work, collectives, elements, text, typical_s, longest_s
-    )
+    return Reading(changes, at_s, phase, place, step, micro_batch, work, collectives, elements, text, *steps_s)
 
 
 class ProgressRecord:
@@ -123,7 +123,8 @@ class ProgressRecord:
         self._aside_s = 0.0  # of this step, in phases that not every step has
         self._phase_began_at_s = time.monotonic()
         self._steps_s: deque[float] = deque(maxlen=_LONGEST_OF)
-        self._typical_s = self._longest_s = 0.0
+        self._typical_s = self._longest_s = self._first_s = 0.0
+        self._training_since_s: float | None = None
         self._write()
 
     # -- phases and steps ----------------------------------------------------------------------------------------------
@@ -135,6 +136,8 @@ class ProgressRecord:
         if self.phase in (Phase.SAVING, Phase.EVALUATING):
             self._aside_s += now - self._phase_began_at_s
         self.phase, self._phase_began_at_s = phase, now
+        if phase == Phase.TRAINING and self._training_since_s is None:
+            self._training_since_s = now
         self._work = 0
         self._write()
 
@@ -168,6 +171,8 @@ class ProgressRecord:
             if len(self._steps_s) > 1:  # the first one that is measured may still compile and allocate
                 self._typical_s = statistics.median(list(self._steps_s)[-_TYPICAL_OF:])
                 self._longest_s = max(self._steps_s)
+        elif self._training_since_s is not None:
+            self._first_s = now - self._training_since_s
         self._step_began_at_s, self._aside_s = now, 0.0
         self._write()
 
@@ -213,4 +218,5 @@ class ProgressRecord:
             self._kind,
             self._typical_s,
             self._longest_s,
+            self._first_s,
         )

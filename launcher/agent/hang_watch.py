@@ -31,6 +31,7 @@ class HangWatch:
         self._on_standstill: Callable[[Sequence[RankProgress]], None] = lambda ranks: None
         self._looked_at_s = self._since_s = self._told_at_s = 0.0
         self._longest_pause_s = 0.0  # that has ended by itself, in this start
+        self._first_step_s = 0.0  # of earlier attempts of this start
         self.bound_s = 0.0  # of the latest standstill
 
     def begin(self, ranks: range) -> None:
@@ -55,6 +56,7 @@ class HangWatch:
     def end(self) -> None:
         self._loop.stop_timer("hang watch")
         for fd in self._records.values():
+            self._first_step_s = max(self._first_step_s, read_record(fd).first_step_s)
             os.close(fd)
         self._records.clear()
 
@@ -72,7 +74,8 @@ class HangWatch:
             self._look_again_in(LEAST_STILL_S - still_s)
             return
         ranks = [self._progress(process, reading, now) for process, reading in zip(processes, readings, strict=True)]
-        self.bound_s = max(standstill_bound_s(ranks, self._hang_seconds), _PAUSE_FACTOR * self._longest_pause_s)
+        by_phase_s = standstill_bound_s(ranks, self._hang_seconds, known_first_step_s=self._first_step_s)
+        self.bound_s = max(by_phase_s, _PAUSE_FACTOR * self._longest_pause_s)
         if still_s >= self.bound_s:
             self._told_at_s = now
             self._on_standstill(ranks)

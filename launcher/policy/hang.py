@@ -20,6 +20,7 @@ LEAST_STILL_S = 2.0  # no standstill that is shorter is looked into
 _STOPPED_S = 10.0  # for a process that somebody has stopped, where no step has been measured yet
 _STOPPED_STATES = ("T", "t")
 _UNINTERRUPTIBLE = "D"
+_LEAST_FIRST_STEP_S = 30.0
 _FIRST_STEP_S = 1800.0  # as for a collective (training.ddp_timeout): what is compiled or connected late is in it
 _LEAST_EVALUATING_S = 120.0
 
@@ -60,14 +61,17 @@ class Finding:
         return self.how in (How.STOPPED, How.BEHIND, How.ALONE) and len(self.culprits) == 1
 
 
-def standstill_bound_s(ranks: Sequence[RankProgress], hang_seconds: HangSeconds) -> float:
+def standstill_bound_s(
+    ranks: Sequence[RankProgress], hang_seconds: HangSeconds, *, known_first_step_s: float = 0.0
+) -> float:
     """How long none of these ranks may have moved before it is a hang: the patience of the most patient phase. A
-    process that is stopped needs no patience, whatever it is at."""
+    process that is stopped needs no patience, whatever it is at. `known_first_step_s`: of earlier attempts, 0.0 where
+    there was none."""
     step_s = max(_step_bound_s(rank) for rank in ranks) if all(rank.longest_step_s for rank in ranks) else None
     if any(rank.state in _STOPPED_STATES for rank in ranks):
         automatic = step_s or _STOPPED_S
     else:
-        automatic = max(_phase_bound_s(rank, step_s) for rank in ranks)
+        automatic = max(_phase_bound_s(rank, step_s, known_first_step_s) for rank in ranks)
     if not isinstance(hang_seconds, int):
         return automatic
     patient = [_PATIENT_S.get(Phase(rank.phase), 0.0) for rank in ranks]
@@ -79,12 +83,12 @@ def _step_bound_s(rank: RankProgress) -> float:
     return LEAST_STILL_S + max(2 * rank.typical_step_s, 1.25 * rank.longest_step_s)
 
 
-def _phase_bound_s(rank: RankProgress, step_s: float | None) -> float:
+def _phase_bound_s(rank: RankProgress, step_s: float | None, first_step_s: float) -> float:
     phase = Phase(rank.phase)
     if phase in _PATIENT_S:
         return _PATIENT_S[phase]
     if step_s is None:
-        return _FIRST_STEP_S
+        return max(_LEAST_FIRST_STEP_S, 3 * first_step_s) if first_step_s else _FIRST_STEP_S
     if rank.place != Place.OUTSIDE:  # what it waits for there is another rank, which has patience of its own
         return step_s
     evaluating_s = max(_LEAST_EVALUATING_S, 10 * rank.longest_step_s)

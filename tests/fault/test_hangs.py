@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.fault.harness import Job, Run
 
 MakeJob = Callable[..., Job]
@@ -62,9 +60,8 @@ def test_a_rank_that_somebody_stops_is_named(make_job: MakeJob) -> None:
         goes_on_from_memory(run, hang)
 
 
-@pytest.mark.parametrize("how", ["loop", "absent"])
-def test_a_rank_that_never_enters_a_collective_is_named(make_job: MakeJob, how: str) -> None:
-    drill = {"kill": {"rank": 0, "step": 20, "at": "micro_batch", "hang": how}}
+def test_a_rank_that_computes_for_ever_is_named(make_job: MakeJob) -> None:
+    drill = {"kill": {"rank": 0, "step": 20, "at": "micro_batch", "hang": "loop"}}
     job = make_job(training={"max_steps": 40}, checkpoint=SAVES, drill=drill)
     run = job.run()
     assert run.process.returncode == 0, run.log
@@ -74,5 +71,21 @@ def test_a_rank_that_never_enters_a_collective_is_named(make_job: MakeJob, how: 
     goes_on_from_memory(run, hang)
     (incident,) = run.events("incident")
     assert any("drills.py" in line["text"] for line in incident["evidence"]), incident
-    (drilled,) = run.events("drill")
-    assert (drilled["signal"], drilled["hang"]) == (None, how)
+
+
+def test_a_collective_that_one_rank_never_enters_twice_at_the_same_step_ends_the_start(make_job: MakeJob) -> None:
+    absent = {"rank": 0, "step": 20, "at": "micro_batch", "hang": "absent"}
+    job = make_job(training={"max_steps": 40}, checkpoint=SAVES, drill={"kill": [absent, absent]})
+    run = job.run()
+    assert run.process.returncode == 138, run.log
+    assert [(drill["signal"], drill["hang"]) for drill in run.events("drill")] == [(None, "absent")] * 2
+    first, second = run.events("hang")
+    for hang in (first, second):
+        assert (hang["rank"], hang["step"], hang["how"], hang["certain"]) == (0, 19, "behind", True), hang
+    within_the_target(first)
+    assert second["bound_seconds"] < 60, "no step was measured, but it is known what the first one took before"
+    again, stop = run.events("decision")
+    assert (again["action"], again["inputs"]["at_step"]) == ("restart", 19)
+    assert (stop["action"], stop["inputs"]["at_step"]) == ("stop", 19)
+    assert "again after step 19" in stop["reason"]
+    assert job.checkpoint(19).is_dir(), "what only memory had is saved"

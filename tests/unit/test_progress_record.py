@@ -61,7 +61,7 @@ def test_a_step_is_measured_without_saves_and_evaluations_and_the_first_is_not_t
         if step < 3:
             assert read_record(fd).longest_step_s == 0.0
     read = read_record(fd)
-    assert (read.typical_step_s, read.longest_step_s) == (2.0, 9.0)
+    assert (read.typical_step_s, read.longest_step_s, read.first_step_s) == (2.0, 9.0, 40.0)
     assert read.phase == Phase.TRAINING
 
 

@@ -98,3 +98,9 @@ UNMEASURED = replace(R, typical_step_s=0.0, longest_step_s=0.0)
 )
 def test_the_bound(ranks: tuple[RankProgress, ...], hang_seconds: HangSeconds, bound_s: float) -> None:
     assert standstill_bound_s(ranks, hang_seconds) == pytest.approx(bound_s)
+
+
+@pytest.mark.parametrize(("first_step_s", "bound_s"), [(1.0, 30.0), (50.0, 150.0)])
+def test_after_a_restart_the_first_steps_are_known(first_step_s: float, bound_s: float) -> None:
+    assert standstill_bound_s([R, UNMEASURED], "auto", known_first_step_s=first_step_s) == bound_s
+    assert standstill_bound_s([R, STARTING], "auto", known_first_step_s=first_step_s) == 1800.0
