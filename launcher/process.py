@@ -6,6 +6,7 @@ subreaper, so none can leave) or by the run's random token in their environment.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -16,6 +17,7 @@ RUN_TOKEN_VARIABLE = "FTLAUNCH_RUN_TOKEN"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,6 +36,12 @@ def die_with_parent(parent_pid: int) -> None:
 def become_subreaper() -> None:
     """Orphaned descendants become children of this process instead of PID 1's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def let_trace(pid: int) -> None:
+    """Process `pid` and its descendants may look into this one, also where Yama allows that to ancestors only."""
+    with contextlib.suppress(OSError):  # a kernel without Yama does not know it, and needs no leave
+        _prctl(_PR_SET_PTRACER, pid)
 
 
 def wait_until_adopted(parent_pid: int, timeout_s: float = 10.0) -> None:

@@ -70,7 +70,7 @@ NOTES: Mapping[str, str] = {
     "cluster.nproc_per_node": "1 on a machine without GPU; the same on every node",
     "cluster.token": "Never shown",
     "cluster.gather_seconds": "At most half of wait_seconds",
-    "restart.hang_seconds": "Later: a number is refused; a rank that hangs ends with `training.ddp_timeout`",
+    "restart.hang_seconds": "A number holds from the first step on, `off` finds no hangs ([hangs.md](hangs.md))",
     "restart.adjust": "Later: no effect, which a start says where the key is given; an out-of-memory error stops the "
     "run with exit code 1",
     "spot.notice": "Later: no effect; SIGTERM, SIGINT and SIGHUP are always heeded",

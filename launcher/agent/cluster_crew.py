@@ -21,6 +21,7 @@ from launcher.cluster.couriers import Couriers
 from launcher.cluster.effects import AskClaim, AskPause, Effect, Enter, GiveUp, Persist, Quit, Say, Send
 from launcher.cluster.membership import Membership
 from launcher.cluster.messages import (
+    AllStandStill,
     AskCourier,
     AskOrders,
     AskSave,
@@ -29,12 +30,15 @@ from launcher.cluster.messages import (
     PartSaved,
     SaveOutcome,
     SaveState,
+    Standstill,
     WrittenFile,
 )
 from launcher.cluster.model import Durable, Generation, LeaveAsked, LocalEvent, LocalFailed, LocalFinished, Node, Paused
 from launcher.cluster.shared_save import LeadersParts, NodesParts
+from launcher.cluster.standstill import LeadersStandstill
 from launcher.errors import ExitCode
 from launcher.event_loop import EventLoop
+from launcher.progress_record import RankProgress
 
 _ASKS_FOR_ANOTHER_START = (ExitCode.STOPPED, ExitCode.STOPPED_143)
 _AWAY_S = 0.5
@@ -98,6 +102,7 @@ class ClusterCrew:
         self._nodes_save: NodesSave | None = None
         self._leaders_parts: LeadersParts | None = None
         self._nodes_parts: NodesParts | None = None
+        self._leaders_standstill: LeadersStandstill | None = None
         self._couriers = Couriers(membership.me)
         self._ranks: Ranks | None = None
         self._heard_at_s = time.monotonic()
@@ -135,6 +140,7 @@ class ClusterCrew:
         names = [member.name for member in generation.members]
         self._leaders_parts = LeadersParts(self.me, known, generation.number, names) if index == 0 else None
         self._nodes_parts = NodesParts(self.me, known, generation.number)
+        self._leaders_standstill = LeadersStandstill(generation.number, names) if index == 0 else None
         return self._turn
 
     def orders(self, turn: Turn, prepare: Callable[[], Orders]) -> Orders | None:
@@ -150,7 +156,7 @@ class ClusterCrew:
         self._awaits_orders = True
         self._ask_for_orders()
         deadline = time.monotonic() + ORDERS_BOUND_S
-        while not self.withdrawn(turn) and not self._has_orders_for(turn):
+        while not self.withdrawn(turn) and not self._has_orders_of(turn.number):
             self._loop.wait()
             if time.monotonic() > deadline:
                 self.give_up(turn, ExitCode.STOPPED, f"{turn.seats[0].name} has given no orders for 1 h")
@@ -359,27 +365,38 @@ class ClusterCrew:
                 self._hear_part(message)
             case SaveOutcome():
                 self._hear_outcome(message)
+            case Standstill():
+                self._hear_standstill(message)
+            case AllStandStill():
+                self._hear_hang(message)
             case AskCourier():
-                answer = self._couriers.answer(self._membership.voter.committed.number)
-                if answer is not None:
-                    self._wire.send(message.sender.address, answer)
+                self._tell_courier(message.sender)
             case CourierAt():
                 self._couriers.hear(message)
-            case AskOrders():
-                if self._orders is not None and self._orders.generation == message.generation:
-                    self._wire.send(message.sender.address, self._orders)
-            case messages.Orders():
-                if self._turn is not None and message.generation == self._turn.number:
-                    self._orders = message
+            case AskOrders() | messages.Orders():
+                self._on_orders(message)
             case _:
                 self._do(self._membership.on_message(message, time.monotonic()))
+
+    def _tell_courier(self, asker: Node) -> None:
+        answer = self._couriers.answer(self._membership.voter.committed.number)
+        if answer is not None:
+            self._wire.send(asker.address, answer)
+
+    def _on_orders(self, message: AskOrders | messages.Orders) -> None:
+        """The leader is asked for them, or has answered."""
+        if isinstance(message, AskOrders):
+            if self._has_orders_of(message.generation) and self._orders is not None:
+                self._wire.send(message.sender.address, self._orders)
+        elif self._turn is not None and message.generation == self._turn.number:
+            self._orders = message
 
     def _others(self) -> list[Node]:
         members = self._generation.members if self._generation is not None else ()
         return [member for member in members if member.key != self.me.key]
 
-    def _has_orders_for(self, turn: Turn) -> bool:
-        return self._orders is not None and self._orders.generation == turn.number
+    def _has_orders_of(self, generation: int) -> bool:
+        return self._orders is not None and self._orders.generation == generation
 
     def _ask_for_orders(self) -> None:
         if self._turn is not None and self._generation is not None:
@@ -438,6 +455,32 @@ class ClusterCrew:
         if save.done:
             self._leaders_save = None
             self._tell(Paused(save.generation))
+
+    # -- hangs ---------------------------------------------------------------------------------------------------------
+
+    def stand_still(self, turn: Turn, ranks: Sequence[RankProgress]) -> None:
+        if self._turn is not turn or self._quitting or self._generation is None:
+            return
+        said = Standstill(self.me, self._membership.voter.committed.number, turn.number, tuple(ranks))
+        if turn.leads:
+            self._hear_standstill(said)
+        else:
+            self._wire.send(self._generation.leader.address, said)
+
+    def _hear_standstill(self, said: Standstill) -> None:
+        leaders = self._leaders_standstill
+        if leaders is None or self._ranks is None:
+            return
+        ranks = leaders.hear(said.sender.name, said, time.monotonic())
+        if ranks:
+            told = AllStandStill(self.me, self._membership.voter.committed.number, said.generation, ranks)
+            for member in self._others():
+                self._wire.send(member.address, told)
+            self._ranks.hung(ranks)
+
+    def _hear_hang(self, told: AllStandStill) -> None:
+        if self._turn is not None and self._turn.number == told.generation and self._ranks is not None:
+            self._ranks.hung(told.ranks)
 
     # -- checkpoints from memory ---------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from launcher.agent.peer_tier import Place
 from launcher.cluster.messages import WrittenFile
 from launcher.errors import ExitCode
+from launcher.progress_record import RankProgress
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ class Ranks(Protocol):
     def save_settled(self, step: int, error: str) -> None:
         """The checkpoint of `step` has its name; or it will not get it, and why."""
 
+    def hung(self, ranks: Sequence[RankProgress]) -> None:
+        """These are the ranks of all nodes, and all stand still."""
+
 
 class Crew(Protocol):
     """The supervisor takes a turn and tells how it went: `failed`, `give_up`, `finished`, `saved` or `abandoned`."""
@@ -137,6 +141,9 @@ class Crew(Protocol):
 
     def ranks_gone(self, turn: Turn) -> None:
         """None of this node's ranks runs any more."""
+
+    def stand_still(self, turn: Turn, ranks: Sequence[RankProgress]) -> None:
+        """This node's ranks have, for too long; said at each look. Answered by `Ranks.hung` once all nodes' do."""
 
     def failed(self, turn: Turn, reason: str) -> None:
         """Ranks have failed, for a reason that is not known yet; the turn is over for all nodes."""
@@ -226,6 +233,10 @@ class Alone:
     def published(self, turn: Turn, step: int, error: str) -> None:
         assert self._ranks is not None  # turns are taken after `start`
         self._ranks.save_settled(step, error)
+
+    def stand_still(self, turn: Turn, ranks: Sequence[RankProgress]) -> None:
+        assert self._ranks is not None  # turns are taken after `start`
+        self._ranks.hung(ranks)
 
     def leave(self, source: str, *, at_once: bool) -> None:
         self._stop_source = self._stop_source or source

@@ -101,19 +101,19 @@ class ForkServer:
         return self.process.poll() is None
 
     def ask_for_rank(
-        self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path, slots: Sequence[int] = ()
+        self, spec: Path, environ: Mapping[str, str], link: socket.socket, log_path: Path, memory: Sequence[int] = ()
     ) -> bool:
         """Have one rank forked, which is (or at once becomes) a child of this process; the answer is its pid. False
         where the fork server is gone. Raises OSError where the log cannot be opened.
 
-        `environ` holds only what differs from the fork server's own environment; `slots` are descriptors of memory for
-        its snapshots.
+        `environ` holds only what differs from the fork server's own environment; `memory` are descriptors of
+        this process's memory: first for its progress record, then for its snapshots.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             request = json.dumps({"spec": str(spec), "environ": dict(environ)}).encode()
-            socket.send_fds(self._socket, [request], [link.fileno(), log_fd, *slots])
+            socket.send_fds(self._socket, [request], [link.fileno(), log_fd, *memory])
         except OSError:
             return False
         finally:

@@ -9,15 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from launcher.agent.console import Console
 from launcher.agent.events import EventLog, utc_now
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess
+from launcher.agent.hangs import Hang
 from launcher.agent.lifecycle import Lifecycle
 from launcher.agent.room import make_room
 from launcher.agent.sample_hunt import SampleHunt
+from launcher.agent.stacks import flight_dumps_beside
 from launcher.checkpoint.object_file import read_when_there
 from launcher.diagnose.bundle import screen, write_bundle
 from launcher.diagnose.evidence import (
@@ -92,9 +95,11 @@ class IncidentRecorder:
         ranks: Sequence[RankProcess],
         input_error: str | None,
         *,
+        hang: Hang | None = None,
         only_if_it_stays: bool = False,
     ) -> Incident | None:
-        """`only_if_it_stays`: None, and nothing recorded, for a fault that a new attempt may do without."""
+        """`hang`: why this agent has ended them. `only_if_it_stays`: None, and nothing recorded, for a fault that a new
+        attempt may do without."""
         if input_error is not None:
             codes = [view.exit.code for view in lifecycle.ranks.values() if view.exit is not None]
             code = int(ExitCode.REFUSED if ExitCode.REFUSED in codes else ExitCode.WRONG_INPUT)
@@ -102,12 +107,13 @@ class IncidentRecorder:
         logs = collect({str(r.rank): partial(_read_ends, r.log_path) for r in ranks}, _READ_WITHIN_S)
         evidence = [self._rank_evidence(lifecycle, rank, logs[str(rank.rank)]) for rank in ranks]
         node = self._node_evidence()
-        verdict = diagnose(evidence, [node])
+        verdict = diagnose(evidence, [node], hang.evidence if hang is not None else None)
         if only_if_it_stays and (verdict.retryable or verdict.action in ADJUSTED_BY_RESTART):
             return None
         if self._hunt:
             verdict = self._hunt.explain(verdict, evidence)
-        incident = self._record(verdict, evidence, node, {"generation": generation})
+        stacks = hang.stacks if hang is not None else {}
+        incident = self._record(verdict, evidence, node, {"generation": generation}, stacks, flight_dumps_beside(ranks))
         return replace(incident, label=_label(incident, evidence))
 
     def fork_server_failed(self, generation: int, failure: ForkServerError) -> Incident:
@@ -185,7 +191,13 @@ class IncidentRecorder:
         return node_evidence(self._before, self._events.node, disks)
 
     def _record(
-        self, verdict: Verdict, ranks: Sequence[RankEvidence], node: NodeEvidence, extra: dict[str, Any]
+        self,
+        verdict: Verdict,
+        ranks: Sequence[RankEvidence],
+        node: NodeEvidence,
+        extra: dict[str, Any],
+        stacks: Mapping[int, str] = MappingProxyType({}),
+        dumps: Sequence[Path] = (),
     ) -> Incident:
         utc = utc_now().strftime("%Y%m%dT%H%M%S.%fZ")
         versions = self._host_facts.get("versions", {})
@@ -202,7 +214,17 @@ class IncidentRecorder:
             self._room = make_room(self._root.parent.parent, int(extra["generation"]))
         try:
             write = partial(
-                write_bundle, self._root, utc, verdict, ranks, [node], self._environ, self._host_facts, extra
+                write_bundle,
+                self._root,
+                utc,
+                verdict,
+                ranks,
+                [node],
+                self._environ,
+                self._host_facts,
+                extra,
+                stacks=stacks,
+                dumps=dumps,
             )
             bundle = within(_WRITE_WITHIN_S, write, "the output folder")
         except OSError as error:
@@ -230,5 +252,6 @@ def _label(incident: Incident, evidence: Sequence[RankEvidence]) -> str:
     for rank in evidence:
         if rank.rank == culprit:
             step = f" after step {rank.last_step}" if rank.last_step else ""
-            return f"{incident.fault_class}: rank {rank.rank} {name_exit(rank.exit_code, rank.signal)}{step}"
+            how = "hung" if rank.killed_by_us else name_exit(rank.exit_code, rank.signal)
+            return f"{incident.fault_class}: rank {rank.rank} {how}{step}"
     return incident.fault_class

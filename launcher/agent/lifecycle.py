@@ -55,6 +55,7 @@ class RankView:
     step: int = 0
     stepped: bool = False  # has finished an optimizer step in this generation
     phase: str = "starting"
+    has_trained: bool = False  # it has come to its first step, if not through it
     finished: bool = False
     stopped_at: int | None = None
     exit: RankExit | None = None
@@ -134,6 +135,7 @@ class Lifecycle:
             view.step, view.stepped, view.phase = int(message["step"]), True, "training"
         elif kind == "phase":
             view.phase = str(message["name"])
+            view.has_trained = view.has_trained or view.phase == "training"
         elif kind == "finished":
             view.finished = True
         elif kind == "stopped":
@@ -190,6 +192,14 @@ class Lifecycle:
         self.save_at = step
         return [Tell("save_at", {"step": step})]
 
+    def on_hang(self, rank: int) -> Sequence[Action]:
+        """Nothing moves any more. `rank`: the one that is behind, or any where none is."""
+        if self._killing or self.first_failure is not None:
+            return []
+        self.first_failure = self.ranks[rank]
+        self._failed_before_stop = self.stop_source is None or not self._alone
+        return self._kill(f"rank {rank} hangs")
+
     def withdraw(self, reason: str) -> Sequence[Action]:
         """The generation is over for this node, whatever its ranks do."""
         self._withdrawn = True
@@ -221,6 +231,11 @@ class Lifecycle:
     def stepped(self) -> bool:
         """Whether a rank of this node has finished an optimizer step in this generation."""
         return any(view.stepped for view in self.ranks.values())
+
+    @property
+    def trained(self) -> bool:
+        """Whether a rank of this node has begun to train in this generation."""
+        return any(view.has_trained for view in self.ranks.values())
 
     def ending(self) -> Ending:
         """Only meaningful once `over`."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from launcher import link as channel
@@ -85,7 +86,8 @@ class RankGroup:
         spec_path: Path,
         master_port: int,
         *,
-        slots_of: Callable[[int], Sequence[int]],
+        memory_of: Callable[[int], Sequence[int]],
+        variables: Mapping[str, str] = MappingProxyType({}),
         abandoned: Callable[[], bool],
         on_message: Callable[[RankProcess, Message], None],
         on_exit: Callable[[RankProcess, RankExit], None],
@@ -93,7 +95,8 @@ class RankGroup:
         """False when the attempt was `abandoned` (a stop, a dead rank) before all ranks were started: those that were
         are the caller's to kill.
 
-        `slots_of`: descriptors of this process's memory for the snapshots of a rank.
+        `memory_of`: descriptors of this process's memory for a rank: its progress record, and slots for its snapshots.
+        `variables`: of this attempt, in the environment of its ranks.
 
         Raises ForkServerError.
         """
@@ -101,7 +104,8 @@ class RankGroup:
             server = self._ready_server(abandoned, turn.ranks.stop - rank)
             if server is None or abandoned():
                 return False
-            process = self._start_rank(server, turn, rank, master_port, spec_path, slots_of(rank), abandoned)
+            environ = {**variables, **contract(turn, rank, master_port)}
+            process = self._start_rank(server, turn, rank, environ, spec_path, memory_of(rank), abandoned)
             if process is None:
                 return False
             self._watch(process, on_message, on_exit)
@@ -112,9 +116,9 @@ class RankGroup:
         server: ForkServer,
         turn: Turn,
         rank: int,
-        master_port: int,
+        environ: Mapping[str, str],
         spec_path: Path,
-        slots: Sequence[int],
+        memory: Sequence[int],
         abandoned: Callable[[], bool],
     ) -> RankProcess | None:
         """None when the attempt was abandoned and the fork server does not answer."""
@@ -125,7 +129,7 @@ class RankGroup:
         try:
             pid = self._fork_rank(
                 server,
-                partial(server.ask_for_rank, spec_path, contract(turn, rank, master_port), theirs, log_path, slots),
+                partial(server.ask_for_rank, spec_path, environ, theirs, log_path, memory),
                 abandoned,
             )
             if pid is None:

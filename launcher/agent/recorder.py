@@ -183,7 +183,8 @@ class RunRecorder:
         self.fired_drills.add(int(message["number"]))
         self.events.emit("drill", rank=rank, **_fields(message))
         where = _DRILL_PLACES[message["at"]].format(**message)
-        self.console.say(f"drill: rank {rank} gets {message['signal']} {where}")
+        what = f"gets {message['signal']}" if message["signal"] else f"hangs ({message['hang']})"
+        self.console.say(f"drill: rank {rank} {what} {where}")
 
     def _user_error(self, rank: int, message: Message) -> None:
         self.input_error = self.input_error or str(message["message"])

@@ -227,6 +227,7 @@ class _Run:
             template=plan.template.value != "nothing",
             every_steps=config.checkpoint.every_steps,
             keep=config.checkpoint.keep,
+            hang_seconds=config.restart.hang_seconds,
         )
         node = self.events.node
         self.events.emit(
@@ -298,6 +299,4 @@ class _Run:
 
 def drills_of(config: JobConfig) -> tuple[Drill, ...]:
     kills = config.drill.kill if config.drill else []
-    return tuple(
-        Drill(number, kill.rank, kill.step, kill.signal, kill.at, kill.batch) for number, kill in enumerate(kills)
-    )
+    return tuple(Drill(number, k.rank, k.step, k.signal, k.at, k.batch, k.hang) for number, k in enumerate(kills))

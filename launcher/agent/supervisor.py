@@ -19,6 +19,7 @@ from launcher.agent.crew import Crew, Orders, RunOver, Turn
 from launcher.agent.events import EventLog
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess, free_port
+from launcher.agent.hangs import Hang, Hangs
 from launcher.agent.incident import Incident, IncidentRecorder
 from launcher.agent.lifecycle import (
     Action,
@@ -36,6 +37,7 @@ from launcher.agent.past import read_failures, read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import newest_step
+from launcher.agent.stacks import flight_recorder
 from launcher.agent.tiers import Tiers
 from launcher.agent.work_folder import WorkFolder
 from launcher.checkpoint.identity import FROZEN_BY_STATE
@@ -48,8 +50,10 @@ from launcher.host.local_folder import Scratch
 from launcher.link import Message
 from launcher.plan.launch_files import hostfile_text
 from launcher.plan.spec import Drill, RankSpec
+from launcher.policy.hang import HangSeconds
 from launcher.policy.restart import Action as PolicyAction
 from launcher.policy.restart import Decision, FailedAttempt, decide
+from launcher.progress_record import RankProgress
 
 _TO_BE_CONTINUED = (ExitCode.STOPPED, ExitCode.STOPPED_143)
 _RESCUE_S = 10.0  # for a state that is in memory only; after an agreed save there is none
@@ -74,6 +78,7 @@ class RunSettings:
     template: bool = True
     every_steps: int = 500
     keep: int = 3
+    hang_seconds: HangSeconds = "auto"
 
 
 class Supervisor:
@@ -102,6 +107,7 @@ class Supervisor:
         self._turn: Turn | None = None
         self._all_started = False
         self._has_started = False
+        self._resumed_at = 0  # step that the latest attempt went on from
         self._stop_source: str | None = None
         self._num_signals = 0
         self._heeded = False
@@ -111,6 +117,17 @@ class Supervisor:
         self._head = head
         self._signals = signals
         self._group: RankGroup | None = None
+        self._hang: Hang | None = None  # of this attempt
+        self._hangs = Hangs(
+            loop,
+            recorder.events,
+            recorder.console.say,
+            settings.hang_seconds,
+            settings.work_folder.logs,
+            flight_recorder(settings.output_dir, settings.work_folder.logs, settings.environ, recorder.events.node)
+            if settings.spec.device == "cuda"
+            else None,
+        )
         training = settings.spec.config.get("training", {})
         self._tiers = Tiers(
             settings.spec,
@@ -166,6 +183,7 @@ class Supervisor:
             group.end()
             self._group = None
             self._tiers.close()
+            self._hangs.close()
             self._say(settings.work_folder.close())
             settings.scratch.close()
             self._crew.close()
@@ -275,6 +293,8 @@ class Supervisor:
         self.recorder.attempt_begins(time.monotonic(), turn.ranks)
         self._incidents.attempt_begins(turn.number)
         self._tiers.begin(turn)
+        self._hang = None
+        self._hangs.begin(turn)
         try:
             started = self._start_ranks(group, turn, orders)
         except ForkServerError as failure:
@@ -287,9 +307,12 @@ class Supervisor:
         if started:
             while not self._lifecycle.over and not self._lifecycle.undead:
                 self._loop.wait()
+                if self._hangs.are_heard_of:
+                    self._end_what_hangs(group, turn)
         else:
             group.kill()
             group.wait_for_the_killed()
+        self._hangs.watch.end()
         self._loop.clear_bounds()
         first = self._lifecycle.first_failure
         self._tiers.end(stepped=self._lifecycle.stepped, failure=first.exit if first is not None else None)
@@ -299,16 +322,30 @@ class Supervisor:
         self.settings.scratch.clear_after_ranks()
         return incident
 
+    def _end_what_hangs(self, group: RankGroup, turn: Turn) -> None:
+        """Where the rank that is behind is another node's, that node ends the attempt for all."""
+        hang = self._hangs.look_into(turn, group.processes) if not self._lifecycle.killing else None
+        if hang is None or not hang.is_ours or self._lifecycle.killing:
+            return
+        self._hang = hang
+        culprit = hang.finding.culprit
+        self._carry_out(self._lifecycle.on_hang(culprit.rank if culprit is not None else turn.ranks.start))
+
     def _look_for_a_cause(self, group: RankGroup, turn: Turn) -> Incident | None:
         failure = self._lifecycle.first_failure
         if failure is None or failure.exit is None or self._lifecycle.ending() is not Ending.FAILED:
             return None
         over_elsewhere = self._crew.withdrawn(turn)
-        ended = name_exit(failure.exit.code, failure.exit.signal)
+        ended = name_exit(failure.exit.code, failure.exit.signal) if self._hang is None else "hung"
         if not self._lifecycle.undead:
             self._crew.failed(turn, f"rank {failure.rank} {ended}")
         look = partial(
-            self._incidents.ranks_failed, turn.number, self._lifecycle, group.processes, self.recorder.input_error
+            self._incidents.ranks_failed,
+            turn.number,
+            self._lifecycle,
+            group.processes,
+            self.recorder.input_error,
+            hang=self._hang,
         )
         # Where another node had failed first, ranks here were its victims; unless their own fault is one that stays.
         return self._loop.aside(partial(look, only_if_it_stays=over_elsewhere))
@@ -336,16 +373,22 @@ class Supervisor:
         origin = f"from step {orders.resume_step} ({where})" if spec.resume_from else "from the beginning"
         nodes = "" if self._crew.alone else f" on {turn.num_nodes} node(s) ({', '.join(s.name for s in turn.seats)})"
         self._console.say(f"attempt {turn.number}: {turn.world_size} rank(s){nodes}, {origin}")
+        self._resumed_at = orders.resume_step
+        self._hangs.watch.watch(lambda: group.processes, partial(self._on_standstill, turn))
         self._all_started = group.start(
             turn,
             spec_path,
             port,
-            slots_of=self._tiers.slots_of,
+            memory_of=self._memory_of,
+            variables=self._hangs.variables(turn.number),
             abandoned=lambda: self._is_called_off(turn),
             on_message=self._on_message,
             on_exit=self._on_exit,
         )
         return self._all_started
+
+    def _memory_of(self, rank: int) -> Sequence[int]:
+        return self._hangs.watch.record_of(rank), *self._tiers.slots_of(rank)
 
     def _is_called_off(self, turn: Turn) -> bool:
         stopped = self._crew.alone and self._stop_source is not None
@@ -406,8 +449,16 @@ class Supervisor:
 
     def _decide(self, generation: int, incident: Incident) -> Decision:
         reached_step = max(self._lifecycle.reached_step, self.started_at_step)
+        at_step = max(self._lifecycle.reached_step, self._resumed_at) if self._lifecycle.trained else None
         self._history.append(
-            FailedAttempt(generation, incident.fault_class, incident.retryable, reached_step, incident.input_error_code)
+            FailedAttempt(
+                generation,
+                incident.fault_class,
+                incident.retryable,
+                reached_step,
+                at_step=at_step,
+                input_error_code=incident.input_error_code,
+            )
         )
         self.progress.faults.append(incident.label or incident.fault_class)
         decision = decide(
@@ -424,7 +475,11 @@ class Supervisor:
                 "class": incident.fault_class,
                 "retryable": incident.retryable,
                 "reached_step": reached_step,
+                "at_step": at_step,
                 "failed_attempts": len(self._history),
+                "without_progress": decision.without_progress,
+                "max_without_progress": self.settings.max_without_progress,
+                "delay_seconds": decision.delay_s,
             },
         )
         self._incidents.show(incident, decision, self._console)
@@ -462,6 +517,9 @@ class Supervisor:
         self._tiers.settled(step)
         self._tell_ranks("durable", step=step, error=error)
 
+    def hung(self, ranks: Sequence[RankProgress]) -> None:
+        self._hangs.hear(ranks)
+
     def _tell_ranks(self, kind: str, **fields: Any) -> None:
         if self._group is not None:
             self._group.tell(kind, **fields)
@@ -491,6 +549,11 @@ class Supervisor:
         self._note_stop(source)
         if self._num_signals > 1:
             self._crew.leave(source, at_once=True)
+
+    def _on_standstill(self, turn: Turn, ranks: Sequence[RankProgress]) -> None:
+        is_stopping = self._crew.alone and self._lifecycle.stop_source is not None  # which has a bound of its own
+        if not self._lifecycle.killing and not is_stopping:
+            self._crew.stand_still(turn, ranks)
 
     def _on_bound(self, name: str) -> None:
         self._carry_out(self._lifecycle.on_bound(name))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.cluster.model import Accepted, Generation, Identity, Node
+from launcher.progress_record import RankProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +202,20 @@ class SaveOutcome(Message):
     generation: int
     step: int
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill(Message):
+    """To the leader, at each look: this node's ranks of `generation` have stood still for too long."""
+
+    generation: int
+    ranks: tuple[RankProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllStandStill(Message):
+    """From the leader: the ranks of all nodes of `generation` do, and these are they (of very many: the ones that are
+    furthest back and furthest on). The node whose rank is behind ends it."""
+
+    generation: int
+    ranks: tuple[RankProgress, ...]

@@ -124,6 +124,8 @@ def _drill(given: Mapping[str, Any]) -> Iterator[Mistake]:
                 f"is given, but the rank is to be killed at: {at}, where there are no batches",
                 remedy="write at: micro_batch or at: evaluation, or remove batch",
             )
+        if isinstance(kill, Mapping) and kill.get("hang") is not None and "signal" in kill:
+            yield Mistake(("drill", "kill", "hang"), "is given beside signal", remedy="remove one of the two")
 
 
 def _at_most(num_hosts: int, fewest: str, most: str) -> str:

@@ -18,6 +18,7 @@ NonBlank = Annotated[str, Field(pattern=r"\S")]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Method = Literal["lora", "qlora", "full"]
 DrillSignal = Literal["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGSTOP"]
+DrillHang = Literal["loop", "absent"]
 DrillPlace = Literal["step_end", "micro_batch", "save", "evaluation"]
 DataFormat = Literal["auto", "messages", "alpaca", "prompt_completion", "qa", "text"]
 
@@ -241,9 +242,9 @@ class RestartConfig(Section):
     max_without_progress: int = Field(
         default=3, ge=0, description="Restarts in a row without a new step before giving up", examples=[3]
     )
-    hang_seconds: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    hang_seconds: Literal["auto", "off"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
-        description="Seconds without a step that count as a hang; auto learns it from the step time",
+        description="Seconds without any progress that count as a hang; auto learns it from the step time",
         examples=[600],
     )
     backoff_seconds: float = Field(
@@ -302,6 +303,11 @@ class KillDrill(Section):
         default=1, ge=1, description="Which one of at: micro_batch or evaluation, from 1 in each step", examples=[2]
     )
     signal: DrillSignal = Field(default="SIGKILL", description="Signal it gets; SIGSTOP makes it hang")
+    hang: DrillHang | None = Field(
+        default=None,
+        description="Instead of a signal: loop computes for ever, absent never enters the next collective",
+        examples=["loop"],
+    )
 
 
 class DrillConfig(Section):

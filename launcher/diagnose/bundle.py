@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from launcher.i18n import Text
 MAX_BUNDLE_BYTES = 50 * 2**20
 _RESERVED_BYTES = 2 * 2**20  # verdict, summary, environment, host: never cut
 _MAX_LOG_BYTES = 2**20  # of one log; taking secrets out of more would take too long
+_MAX_DUMP_BYTES = 20 * 2**20
 _MAX_OTHER_RANKS = 8
 _MAX_SHOWN_CHARS = 300
 
@@ -67,8 +69,13 @@ def write_bundle(
     environ: Mapping[str, str],
     host_facts: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
+    *,
+    stacks: Mapping[int, str] | None = None,
+    dumps: Sequence[Path] = (),
 ) -> Path:
-    """Writes `root/<utc>-<class>/` and returns it. `utc` may hold characters that a file name may not.
+    """`stacks`: of ranks that hung. `dumps`: files that are copied as they are, as far as there is room.
+
+    Writes `root/<utc>-<class>/` and returns it. `utc` may hold characters that a file name may not.
 
     At most MAX_BUNDLE_BYTES: logs share what is left, and each that is too long loses its middle. A bundle of the same
     second and class gets a number, so that nothing is overwritten. Raises OSError when the folder cannot be written.
@@ -86,6 +93,13 @@ def write_bundle(
     for rank in ranks:
         name = f"rank-{rank.rank}.log" if rank.rank >= 0 else f"log-{Path(rank.log_path).name or 'unnamed'}"
         write(name, _ends([text for _, text in (*rank.head, *rank.tail)], budget))
+    for number, stack in (stacks or {}).items():
+        (folder / "stacks").mkdir(exist_ok=True)
+        write(f"stacks/rank-{number}.txt", _ends(stack.splitlines(), budget))
+    for dump in dumps:
+        if dump.stat().st_size <= _MAX_DUMP_BYTES // len(dumps):
+            (folder / "nccl").mkdir(exist_ok=True)
+            shutil.copyfile(dump, folder / "nccl" / dump.name)
     kernel = [line for node in nodes for line in node.kernel_lines]
     if kernel:
         write("kernel.log", _ends(kernel, budget))

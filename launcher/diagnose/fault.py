@@ -16,14 +16,15 @@ class Strength(IntEnum):
     KERNEL = 0  # kernel, driver, cgroup or scheduler accounting: nothing printed by Python outranks it
     ERROR = 1  # a line that only this fault prints
     SCHEDULER = 2  # "preempted", "time limit"; loses to an error that came before it in the same log
-    SIGNAL = 3  # a rank that a signal ended, not ours, and that had printed no error
-    PYTHON = 4  # an exception that no entry knows
-    VAGUE = 5  # an error with several possible causes
-    VICTIM = 6  # what a process prints because another one failed
-    HEADLINE = 7  # the first line of a message whose reason stands in a later line
-    HINT = 8  # a warning, or an error that the program survived
-    MILD = 9  # an error's words in a line that is only a warning or a note: mostly something that is tried again
-    EXIT = 10  # nothing but an exit code, or a signal after an error of its own
+    HANG = 3  # a rank that its agent saw stand still while the others waited for it
+    SIGNAL = 4  # a rank that a signal ended, not ours, and that had printed no error
+    PYTHON = 5  # an exception that no entry knows
+    VAGUE = 6  # an error with several possible causes
+    VICTIM = 7  # what a process prints because another one failed
+    HEADLINE = 8  # the first line of a message whose reason stands in a later line
+    HINT = 9  # a warning, or an error that the program survived
+    MILD = 10  # an error's words in a line that is only a warning or a note: mostly something that is tried again
+    EXIT = 11  # nothing but an exit code, or a signal after an error of its own
 
 
 @dataclass(frozen=True)

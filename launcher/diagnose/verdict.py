@@ -1,7 +1,8 @@
 """The verdict: one cause for a failed attempt, chosen over all ranks and nodes. Pure.
 
-Order (`fault.Strength`): what the kernel saw; the first error over all ranks; the scheduler's word; a rank that a
-signal ended silently; an exception that no entry knows; errors with several causes; victims; warnings; bare exits.
+Order (`fault.Strength`): what the kernel saw; the first error over all ranks; the scheduler's word; a rank that stood
+still while the others waited for it; one that a signal ended silently; an exception that no entry knows; errors with
+several causes; victims; warnings; bare exits.
 Victims are never the cause while anything else exists.
 """
 
@@ -20,6 +21,7 @@ from launcher.diagnose.catalogue import UNKNOWN
 from launcher.diagnose.evidence import NodeEvidence, NumberedLines, RankEvidence, signal_number
 from launcher.diagnose.exits import find_ends, judge_end
 from launcher.diagnose.fault import Strength
+from launcher.diagnose.hang import HangEvidence
 from launcher.diagnose.match import Match, find_matches
 from launcher.diagnose.redact import redact_text
 from launcher.diagnose.stamps import stamp_of
@@ -120,16 +122,21 @@ class _Candidate:
         return self.match.rank if own < 0 else own
 
 
-def diagnose(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence] = ()) -> Verdict:
-    """The cause of a failed attempt, from every rank's end and every node's kernel evidence."""
+def diagnose(
+    ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence] = (), hang: HangEvidence | None = None
+) -> Verdict:
+    """The cause of a failed attempt, from every rank's end and every node's kernel evidence; `hang`: the agent has
+    ended the ranks because they stood still."""
     candidates: list[_Candidate] = []
     for source in _sources(ranks, nodes):
         matches = find_matches(source.lines)
         candidates += (_Candidate(source, _weigh_oom_kill(match, source, ranks)) for match in matches)
         candidates += _exits(source, matches, nodes)
+    candidates.sort(key=_Candidate.order)
+    if hang is not None and (not candidates or candidates[0].match.strength > Strength.HANG):
+        return _of_hang(hang, candidates)
     if not candidates:
         return _unknown(ranks)
-    candidates.sort(key=_Candidate.order)
     _best_first(candidates)
     return _verdict(candidates, nodes)
 
@@ -217,6 +224,22 @@ def _verdict(candidates: Sequence[_Candidate], nodes: Sequence[NodeEvidence]) ->
         cause=_fill(fault.cause, values),
         remedy=_fill(fault.remedy, values),
         also=_consequences(candidates),
+    )
+
+
+def _of_hang(hang: HangEvidence, candidates: Sequence[_Candidate]) -> Verdict:
+    values = {"where": _where(hang.rank, hang.node), "what": hang.what}
+    seen = dict.fromkeys(c.match.fault.cls for c in candidates if c.match.strength < Strength.HINT)
+    return Verdict(
+        cls=hang.fault.cls,
+        action=hang.fault.action,
+        retryable=hang.fault.retryable,
+        confidence="certain" if hang.is_certain else "probable",
+        culprit=Culprit(hang.rank, hang.node) if hang.rank is not None else None,
+        evidence=tuple(EvidenceLine(file, 0, redact_text(text), hang.rank) for file, text in hang.lines),
+        cause=_fill(hang.fault.cause, values),
+        remedy=_fill(hang.fault.remedy, values),
+        also=tuple(cls for cls in seen if cls != hang.fault.cls),
     )
 
 

@@ -319,7 +319,3 @@ def _refuse_what_comes_later(job: LoadedJob, place: Place) -> None:
         )
     if config.monitor.prometheus_port:
         raise NotInThisVersion(f"{job.path}: monitor.prometheus_port is not in this version; set it to 0")
-    if config.restart.hang_seconds != "auto":
-        raise NotInThisVersion(
-            f"{job.path}: restart.hang_seconds (finding hangs) is not in this version; leave it auto"
-        )

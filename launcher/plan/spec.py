@@ -13,8 +13,8 @@ from launcher.host.storage import StorageKind
 
 @dataclass(frozen=True)
 class Drill:
-    """A rehearsed fault: rank `rank` sends itself `signal` at place `at` of optimizer step `step` (see docs/drills.md);
-    `batch` counts from 1. `number` identifies it."""
+    """A rehearsed fault: rank `rank` sends itself `signal`, or hangs as `hang` says, at place `at` of optimizer step
+    `step` (see docs/drills.md); `batch` counts from 1. `number` identifies it."""
 
     number: int
     rank: int
@@ -22,6 +22,7 @@ class Drill:
     signal: str = "SIGKILL"
     at: str = "step_end"
     batch: int = 1
+    hang: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 
 from launcher.link import Link
@@ -44,5 +45,15 @@ class Drills:
     def _fire(self, at: str, step: int, batch: int = 1) -> None:
         for drill in self._drills:
             if (drill.at, drill.step, drill.batch) == (at, step, batch):
-                self._link.send("drill", number=drill.number, signal=drill.signal, step=step, at=at, batch=batch)
-                os.kill(os.getpid(), getattr(signal, drill.signal))
+                what = {"signal": drill.signal} if drill.hang is None else {"signal": None, "hang": drill.hang}
+                self._link.send("drill", number=drill.number, step=step, at=at, batch=batch, **what)
+                self._carry_out(drill)
+
+    def _carry_out(self, drill: Drill) -> None:
+        if drill.hang == "loop":
+            while True:
+                pass
+        elif drill.hang == "absent":
+            threading.Event().wait()
+        else:
+            os.kill(os.getpid(), getattr(signal, drill.signal))

@@ -7,11 +7,12 @@ Invariants:
 - every rank asks the kernel for SIGKILL when the agent dies.
 
 Protocol, one SOCK_SEQPACKET socket on descriptor `FTLAUNCH_FORKSERVER_FD`: the agent sends a request (JSON: spec path,
-the rank's own environment variables) with descriptors (the rank's end of its link, its log file, and its slots in
-memory that the agent owns, if any); the server answers `{"pid": ...}`. The first thing the server sends is
-`{"ready": ...}`. With `FTLAUNCH_FORKSERVER_TEMPLATE` (path of a spec) it then makes a template, which has the ranks'
-inputs as well (`template.py`): notices `{"template": ...}` tell how far that is, and requests are handed on to it. The
-answer `{"stale": true}` means that there is another template now, to be asked once it is ready.
+the rank's own environment variables) with descriptors (the rank's end of its link, its log file, and memory that the
+agent owns: its progress record, and slots for snapshots, if any); the server answers `{"pid": ...}`. The first thing
+that the server sends is `{"ready": ...}`. With `FTLAUNCH_FORKSERVER_TEMPLATE` (path of a spec) it then makes a
+template, which has the ranks' inputs as well (`template.py`): notices `{"template": ...}` tell how far that is, and
+requests are handed on to it. The answer `{"stale": true}` means that there is another template now, to be asked once it
+is ready.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from launcher.process import die_with_parent, wait_until_adopted
+from launcher.process import die_with_parent, let_trace, wait_until_adopted
 from launcher.train.template import Template
 
 if TYPE_CHECKING:
@@ -199,14 +200,14 @@ def fork_rank(
 
 
 def _become_rank(request: dict[str, Any], fds: Sequence[int], inputs: Inputs | None) -> NoReturn:
-    """Take over environment, link, log and slots, run, and leave without the server's exit handlers."""
-    link_fd, log_fd, *slots = fds
+    """Take over environment, link, log and memory, run, and leave without the server's exit handlers."""
+    link_fd, log_fd, *memory = fds
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.environ.update(request["environ"])
     status = 1
     try:
-        status = run(Path(request["spec"]), link_fd, slots, inputs)
+        status = run(Path(request["spec"]), link_fd, memory, inputs)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # noqa: BLE001 - the process's edge: the traceback is the evidence for the agent
@@ -221,7 +222,7 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int], inputs: Inputs | N
         os._exit(status)
 
 
-def run(spec_path: Path, link_fd: int, slots: Sequence[int], inputs: Inputs | None) -> int:
+def run(spec_path: Path, link_fd: int, memory: Sequence[int], inputs: Inputs | None) -> int:
     """One rank, with SIGTERM turned into a notice for the agent."""
     from launcher.link import STOP_SIGNALS, Link
     from launcher.plan.spec import RankSpec
@@ -237,8 +238,9 @@ def run(spec_path: Path, link_fd: int, slots: Sequence[int], inputs: Inputs | No
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget_parent_signals)
+    let_trace(os.getppid())
     link.send("hello", pid=os.getpid())
-    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link, slots, inputs)
+    return run_rank(RankSpec.from_json(spec_path.read_text("utf-8")), link, memory, inputs)
 
 
 def _forget_parent_signals() -> None:

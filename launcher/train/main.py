@@ -20,6 +20,7 @@ from launcher.config.models import JobConfig
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
+from launcher.progress_record import Phase, ProgressRecord
 from launcher.train.model import prepare_model_files
 
 if TYPE_CHECKING:
@@ -44,17 +45,17 @@ class RankPlace:
         return RankPlace(int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]))
 
 
-def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = (), inputs: Inputs | None = None) -> int:
+def run_rank(spec: RankSpec, link: Link, memory: Sequence[int] = (), inputs: Inputs | None = None) -> int:
     """Train as `spec` says; the process's exit status. A user's mistake prints one line, not a traceback.
 
-    `slots`: descriptors of the agent's memory for snapshots of this rank. `inputs`: of the template that this process
-    was forked from.
+    `memory`: descriptors of the agent's memory for this rank: its progress record, then slots for its snapshots.
+    `inputs`: of the template that this process was forked from.
     """
     place = RankPlace.from_environ()
     _configure_logging(place.rank)
     config = JobConfig.model_validate(spec.config)
     try:
-        _train(spec, config, place, link, slots, inputs)
+        _train(spec, config, place, link, memory, inputs)
     except UserError as error:
         link.send("user_error", message=str(error))
         log.info("error: %s", error)  # in this rank's log; the agent shows it once for all
@@ -66,12 +67,14 @@ def run_rank(spec: RankSpec, link: Link, slots: Sequence[int] = (), inputs: Inpu
 
 
 def _train(
-    spec: RankSpec, config: JobConfig, place: RankPlace, link: Link, slots: Sequence[int], inputs: Inputs | None
+    spec: RankSpec, config: JobConfig, place: RankPlace, link: Link, memory: Sequence[int], inputs: Inputs | None
 ) -> None:
     from launcher.train.arguments import training_arguments
+    from launcher.train.collective_record import record_collectives
     from launcher.train.program import FineTuning
 
-    phases = Phases(link)
+    record = ProgressRecord(memory[0] if memory else None)
+    phases = Phases(link, record)
     if inputs is None or not inputs.suit(spec):
         inputs = None
         phases.enter("preparing model files")
@@ -79,20 +82,23 @@ def _train(
         prepare_model_files(config)
 
     phases.enter("connecting")
+    record_collectives(record)  # before DeepSpeed looks for the functions that it will call
     connect(spec, place, ddp_timeout_s=int(config.training.get("ddp_timeout", 1800)))
     # Before the model: ZeRO-3 partitions the weights while they are loaded, which it knows from these arguments.
     arguments = training_arguments(spec, config, place.world_size)
-    FineTuning(spec, config, place, link, phases, arguments, inputs, slots).run()
+    FineTuning(spec, config, place, link, phases, arguments, inputs, memory[1:]).run()
     disconnect()
 
 
 class Phases:
     """Tells the agent what this rank is doing."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, record: ProgressRecord) -> None:
         self._link = link
+        self.record = record
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, phase: Phase = Phase.STARTING) -> None:
+        self.record.enter(phase)
         self._link.send("phase", name=name)
 
 

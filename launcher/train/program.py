@@ -23,6 +23,7 @@ from launcher.diagnose.bad_sample import TOKEN, BadSample, Offence, describe
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
+from launcher.progress_record import Phase
 from launcher.train.alive import Alive
 from launcher.train.card import model_card
 from launcher.train.commit_permit import ask_to_commit
@@ -94,11 +95,9 @@ class FineTuning:
         else:
             self.model = inputs.model
         if inputs is None:
-            self.phases.enter("encoding data")
+            self.phases.enter("encoding data", Phase.ENCODING)
             self.tokenizer = load_tokenizer(config)
-            train, evaluation = encode_all(
-                self.spec, config, self.tokenizer, lambda count: self.alive.tell("encoding data", "records", count)
-            )
+            train, evaluation = encode_all(self.spec, config, self.tokenizer, self._encoded)
         else:
             self.tokenizer, train, evaluation = inputs.tokenizer, inputs.train, inputs.evaluation
         for encoded in (train, evaluation):
@@ -106,6 +105,10 @@ class FineTuning:
                 cut = "%d of %d samples were cut to %d tokens"
                 log.warning(cut, encoded.num_truncated, len(encoded), config.data.max_length if config.data else 0)
         return train, evaluation
+
+    def _encoded(self, count: int) -> None:
+        self.phases.record.worked()
+        self.alive.tell("encoding data", "records", count)
 
     def _packing(self, train: EncodedDataset) -> Packing | None:
         data = self.config.data
@@ -185,6 +188,7 @@ class FineTuning:
             spec=self.spec,
             config=self.config,
             alive=self.alive,
+            record=self.phases.record,
             data_digest=self.data_digest,
             link=self.link,
             slots=self.slots,
@@ -202,10 +206,10 @@ class FineTuning:
         if state.global_step < state.max_steps:
             raise RuntimeError(f"the Trainer stopped by itself at step {state.global_step} of {state.max_steps}")
         if evaluation is not None and self.arguments.eval_strategy == "no":
-            self.phases.enter("evaluating")
+            self.phases.enter("evaluating", Phase.EVALUATING)
             trainer.evaluate()
-        self._answer("tuned")
-        self.phases.enter("writing final")
+        self._answer("tuned", Phase.ENDING)
+        self.phases.enter("writing final", Phase.ENDING)
         final = self._write_final(trainer)
         self.link.send(
             "finished",
@@ -236,7 +240,7 @@ class FineTuning:
         barrier()
         return output_dir / "final"
 
-    def _answer(self, which: str) -> None:
+    def _answer(self, which: str, phase: Phase = Phase.STARTING) -> None:
         """Let the model answer `sample_questions` (greedy), on rank 0."""
         questions = self.config.sample_questions
         if not questions:
@@ -245,7 +249,7 @@ class FineTuning:
             if self.place.rank == 0:
                 log.warning("sample_questions are not asked with ZeRO-3: the weights are spread over the ranks")
             return
-        self.phases.enter(f"asking the {which} model")
+        self.phases.enter(f"asking the {which} model", phase)
         if self.place.rank == 0:
             for question in questions:
                 answer = generate(self.model, self.tokenizer, question)

@@ -36,6 +36,7 @@ from launcher.data.order import GHOST
 from launcher.errors import UserError
 from launcher.link import Link
 from launcher.plan.spec import RankSpec
+from launcher.progress_record import Phase, ProgressRecord
 from launcher.train.alive import Alive
 from launcher.train.capture import EngineCapture, Part, model_part, trainer_parts
 from launcher.train.commit_permit import ask_to_commit
@@ -69,8 +70,11 @@ def seek_instead_of_skipping() -> None:
 class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
     """Tells the agent about every step, carries out drills, and turns an agreed save into the Trainer's own."""
 
-    def __init__(self, spec: RankSpec, link: Link, rank: int, saver: MemorySaver | None) -> None:
+    def __init__(
+        self, spec: RankSpec, link: Link, rank: int, saver: MemorySaver | None, record: ProgressRecord
+    ) -> None:
         self.link = link
+        self.record = record
         self.rank = rank
         self.drills = Drills(spec.drills, rank, link)
         self.stop = StopRequest(link, saver.on_message) if saver else StopRequest(link)
@@ -79,6 +83,8 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self.steps_per_epoch = 0  # known when training begins
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.record.resumed(state.global_step)
+        self.record.enter(Phase.TRAINING)
         self.steps_per_epoch = kwargs["train_dataloader"].batch_sampler.order.steps_per_epoch
         self.link.send(
             "phase",
@@ -90,11 +96,14 @@ class ResilienceCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
+        self.record.step_ended(step)
         for start in range(0, max(len(self.samples), 1), _IDS_PER_MESSAGE):
             self.link.send("step", step=step, samples=self.samples[start : start + _IDS_PER_MESSAGE])
         self.samples = []
         self.drills.step_ended(step)
-        if self.stop.check(step) and step < state.max_steps:
+        with self.record.within(Phase.SNAPSHOT):
+            is_save_due = self.stop.check(step)
+        if is_save_due and step < state.max_steps:
             self.stopped_at = step
             control.should_save = True
             control.should_training_stop = True
@@ -129,6 +138,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         config: JobConfig,
         link: Link,
         alive: Alive,
+        record: ProgressRecord,
         data_digest: str,
         slots: Sequence[int],
         make_loader: Callable[[], RankLoader],
@@ -140,13 +150,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         self._make_loader = make_loader
         self._staging = False
         self.staged = StagedSave(spec)
-        self.alive = alive
+        self.alive, self.record = alive, record
         self.data_digest = data_digest
         self.saver = self._saver(slots, kwargs["args"]) if slots and spec.memory_every is not None else None
         self._engine_capture: EngineCapture | None = None
         self._snapshot_of = self._steps_ended = 0  # the latest step with a snapshot, and the latest at all
         self._save_waits = False  # for the end of the epoch
-        self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index, self.saver)
+        self.resilience = ResilienceCallback(spec, link, kwargs["args"].process_index, self.saver, record)
         super().__init__(*args, **kwargs)
         if not self.model_accepts_loss_kwargs:
             self.compute_loss_func = mean_over_the_step(self.label_smoother)
@@ -172,6 +182,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         return self._make_loader()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        self.record.micro_batch_begins()
         self.alive.tell(f"step {self.state.global_step + 1}", "micro-batches", self.alive.count + 1)
         self.resilience.drills.micro_batch_begins(self.state.global_step + 1)
         ids = inputs.pop(SAMPLE_KEY).tolist()
@@ -182,11 +193,13 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
         if self.saver is not None and self.accelerator.sync_gradients:
-            self.saver.fence()  # the step's last backward pass is next: its collective lets the other ranks go on
+            with self.record.within(Phase.SNAPSHOT):
+                self.saver.fence()  # the step's last backward pass is next: its collective lets the other ranks go on
         return loss
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         inputs.pop(SAMPLE_KEY, None)
+        self.record.worked()
         self.alive.tell("evaluation", "batches", self.alive.count + 1)
         self.resilience.drills.evaluation_batch_begins(self.state.global_step)
         return super().prediction_step(model, inputs, *args, **kwargs)
@@ -231,12 +244,20 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
+        self.record.enter(Phase.BATCH)  # the loader starts: it draws an order, its workers import
         super()._run_epoch(*args, **kwargs)
+        self.record.enter(Phase.TRAINING)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        self.record.enter(Phase.BATCH)
+        samples = super().get_batch_samples(*args, **kwargs)
+        self.record.enter(Phase.TRAINING)
+        return samples
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluation draws random numbers (loaders, dropout of some models); training must not notice, or a resume that
         skips an evaluation would go on differently."""
-        with random_state_kept():
+        with random_state_kept(), self.record.within(Phase.EVALUATING):
             return super().evaluate(*args, **kwargs)
 
     # -- save ----------------------------------------------------------------------------------------------------------
@@ -265,7 +286,8 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             self.saver.rhythm.pause()
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if self.saver is not None and not comes_again and step > self._snapshot_of and self.saver.rhythm.is_due(step):
-            self._take_snapshot(for_disk=False)
+            with self.record.within(Phase.SNAPSHOT):
+                self._take_snapshot(for_disk=False)
 
     def _epoch_ends_after(self, step: int) -> bool:
         control = self.control
@@ -285,10 +307,11 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
             self.saver = None
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.saver is not None:
-            self._take_snapshot(for_disk=True)
-        else:
-            self._save_at_once(model, trial)
+        with self.record.within(Phase.SAVING):
+            if self.saver is not None:
+                self._take_snapshot(for_disk=True)
+            else:
+                self._save_at_once(model, trial)
 
     def _take_snapshot(self, *, for_disk: bool) -> None:
         spec, step, rank = self.spec, self.state.global_step, self.args.process_index
@@ -316,6 +339,7 @@ class Resilience(Trainer):  # type: ignore[misc]  # transformers is untyped here
     def wait_until_durable(self) -> None:
         """Until every checkpoint of this rank is in the output folder."""
         if self.saver is not None:
+            self.record.enter(Phase.SAVING)
             self.link.send("phase", name="saving", step=self.state.global_step)
             self.saver.wait_until_durable()
 

@@ -366,3 +366,23 @@ def test_ranks_that_are_withdrawn_have_not_failed() -> None:
     for rank in (2, 3):
         life.on_exit(rank, KILLED)
     assert life.ending() is Ending.WITHDRAWN
+
+
+# -- hangs -------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_hang_are_ended_and_the_one_that_is_behind_has_failed() -> None:
+    life = training()
+    assert kills(life.on_hang(1))
+    for rank in (0, 1):
+        life.on_exit(rank, KILLED)
+    assert life.first_failure is life.ranks[1]
+    assert life.ending() is Ending.FAILED
+    assert life.on_hang(0) == []
+
+
+def test_a_hang_that_comes_after_a_failure_changes_nothing() -> None:
+    life = training()
+    life.on_exit(0, failed())
+    assert life.on_hang(1) == []
+    assert life.first_failure is life.ranks[0]

@@ -37,7 +37,7 @@ import importlib.machinery, os, sys, time
 HEAVY = ("accelerate", "deepspeed", "peft", "torch", "transformers",
          "launcher.train.arguments", "launcher.train.main", "launcher.train.model", "launcher.train.program")
 
-def run_rank(spec, link, slots, inputs):
+def run_rank(spec, link, memory, inputs):
     exec(spec.run_id, {"link": link})
     return 0
 
@@ -98,7 +98,7 @@ class Scene:
             turn,
             spec_path,
             20000,
-            slots_of=lambda rank: (),
+            memory_of=lambda rank: (),
             abandoned=abandoned,
             on_message=lambda _process, message: self.messages.append(message),
             on_exit=lambda _process, exit_: self.exits.append(exit_),

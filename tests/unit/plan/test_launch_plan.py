@@ -99,7 +99,6 @@ def test_the_deepspeed_json_leaves_to_transformers_what_must_agree(stage: int, o
     ("more", "key"),
     [
         ({"monitor": {"prometheus_port": 9400}}, "monitor.prometheus_port"),
-        ({"restart": {"hang_seconds": 60}}, "restart.hang_seconds"),
     ],
 )
 def test_what_is_not_in_this_version_is_said_not_ignored(more: dict[str, Any], key: str) -> None:

@@ -96,3 +96,29 @@ def test_the_last_attempt_decides_not_an_earlier_one() -> None:
         [earlier, FailedAttempt(2, *OUTSIDE, 9)], max_without_progress=3, backoff_s=1.0, started_at_step=0
     )
     assert decision.action is Action.RESTART
+
+
+@pytest.mark.parametrize(
+    ("attempts", "action"),
+    [
+        ([("hang", 8, 8), ("hang", 8, 8)], Action.STOP),
+        ([("hang", 8, 8), ("hang", 9, 9)], Action.RESTART),  # it came further
+        ([("hang", 8, 8), ("host_oom", 8, 8)], Action.RESTART),  # another fault
+        ([("hang", 8, None), ("hang", 8, None)], Action.RESTART),  # before the training: the budget decides
+        ([("unknown", 8, 8), ("unknown", 8, 8)], Action.RESTART),  # nobody knows that it was the same
+        ([("hang", 8, 8), ("preempted", 8, 8), ("hang", 8, 8)], Action.RESTART),
+        ([("hang", 8, 8), ("hang", 12, 12), ("hang", 12, 12)], Action.STOP),
+    ],
+)
+def test_the_same_fault_twice_at_one_step_is_not_tried_a_third_time(
+    attempts: list[tuple[str, int, int | None]], action: Action
+) -> None:
+    past = [
+        FailedAttempt(number, fault, True, reached, at_step=at_step)
+        for number, (fault, reached, at_step) in enumerate(attempts, start=1)
+    ]
+    decision = decide(past, max_without_progress=5, backoff_s=1.0, started_at_step=0)
+    assert decision.action is action
+    if action is Action.STOP:
+        assert decision.exit_code is ExitCode.STOPPED
+        assert f"after step {past[-1].at_step}" in decision.reason
