@@ -70,19 +70,29 @@ def _ready(results: Results, launchers: Sequence[Launcher]) -> list[Launcher]:
     results["machine"] = describe()
     ready = []
     for launcher in launchers:
-        if (reason := launcher.why_not()) is None:
-            prepare(launcher)
-            if results["versions"].get(launcher.name) != (version := launcher.version()):
-                print(f"{launcher.name} {version}: a run that does not count", file=sys.stderr)
-                measure(WARM_UP, launcher)
-                results["versions"][launcher.name] = version
+        reason = launcher.why_not() or prepare(launcher) or _warm_up(results, launcher)
+        if reason is None:
             results["skipped"].pop(launcher.name, None)
             ready.append(launcher)
-            _keep(results)
         else:
             print(f"{launcher.name}: skipped: {reason}", file=sys.stderr)
             results["skipped"][launcher.name] = reason
+        _keep(results)
     return ready
+
+
+def _warm_up(results: Results, launcher: Launcher) -> str | None:
+    """The first run of a version does not count."""
+    version = launcher.version()
+    if results["versions"].get(launcher.name) == version:
+        return None
+    print(f"{launcher.name} {version}: a run that does not count", file=sys.stderr)
+    try:
+        measure(WARM_UP, launcher)
+    except NotMeasuredError as error:
+        return f"does not start: {error}"
+    results["versions"][launcher.name] = version
+    return None
 
 
 def _run(results: Results, case: Case, launchers: Sequence[Launcher], repeats: int) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
-import site
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,17 +49,25 @@ class Launcher:
         return self.name == "ftlaunch"
 
 
-def prepare(launcher: Launcher) -> None:
-    """Its virtual environment; nothing where it needs none or has it."""
+def prepare(launcher: Launcher) -> str | None:
+    """Its virtual environment; nothing where it needs none or has it. The reason where it cannot be installed."""
     folder = BENCH / launcher.name
     if not launcher.packages or (folder / "made").is_file():
-        return
+        return None
     print(f"preparing {launcher.name} in {folder} (once)", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
+    try:
+        _install(launcher, folder)
+    except subprocess.CalledProcessError as error:
+        return f"could not be installed: {shlex.join(error.cmd)} gave {error.returncode}"
+    (folder / "made").touch()
+    return None
+
+
+def _install(launcher: Launcher, folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    ours = site.getsitepackages()[0]
-    inside = folder / Path(ours).relative_to(sys.prefix)
-    (inside / "project.pth").write_text(f"{ours}\n", "utf-8")
+    (inside,) = folder.glob("lib/python*/site-packages")
+    (inside / "project.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
     python = str(folder / "bin/python")
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     packages = list(launcher.packages)
@@ -73,7 +82,6 @@ def prepare(launcher: Launcher) -> None:
         (retagged,) = folder.glob("*.whl")
         packages[0] = str(retagged)
     subprocess.run([*pip, "install", *packages], check=True)
-    (folder / "made").touch()
 
 
 def free_port() -> int:

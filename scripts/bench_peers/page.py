@@ -28,6 +28,12 @@ def page(results: Results, notes: Mapping[str, Sequence[str]]) -> str:
     if phases := list(_phases(results)):
         parts += ["## Where ftlaunch's seconds go\n", "Seconds since the start or the fault, in one run each.\n"]
         parts += ["\n".join(phases), ""]
+    if memory := list(_memory(results)):
+        parts += [
+            "## Memory by process\n",
+            "MB resident, and MB with shared pages divided among those that share them.\n",
+        ]
+        parts += ["\n".join(memory), ""]
     parts += ["## What had to be done to make each work\n", "\n".join(_notes(results, notes)), ""]
     parts += ["## All values\n", "\n".join(_values(found)), ""]
     parts += ["## Machine and versions\n", "\n".join(_machine(results)), ""]
@@ -57,6 +63,12 @@ def _phases(results: Results) -> Iterator[str]:
         if timed:
             typical = sorted(timed, key=_first_step_s)[(len(timed) - 1) // 2]
             yield f"- `{case}`: {typical['phases']}"
+
+
+def _memory(results: Results) -> Iterator[str]:
+    for name, runs in results["cases"].get("fresh2", {}).items():
+        if measured := [run for run in runs if run.get("memory_parts")]:
+            yield f"- {name}: {measured[-1]['memory_parts']}"
 
 
 def _first_step_s(run: Figures) -> float:

@@ -254,4 +254,7 @@ def _parent(pid: int) -> int:
 
 
 def _name(pid: int) -> str:
-    return _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")[:160]
+    """Module or file name, without interpreter and arguments."""
+    program, *arguments = _read(pid, "cmdline").decode("utf-8", "replace").split("\0")
+    words = [word for word in arguments if word not in ("-u", "-m")]
+    return Path(words[0] if words and Path(program).name.startswith("python") else program).name

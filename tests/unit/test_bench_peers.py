@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from launcher.config.load import load_job
 from scripts.bench_peers.cases import CASES
 from scripts.bench_peers.chart import svg
 from scripts.bench_peers.job_files import Job, job_yaml
+from scripts.bench_peers.launchers import Command, Launcher
 from scripts.bench_peers.page import page
 from scripts.bench_peers.phases import timeline
+from scripts.bench_peers.running import NotMeasuredError, Run
 from scripts.bench_peers.table import LINES, Figures, Results, Row, is_missed, rows, text_table, word
 
 AT = "2026-12-01T02:43+00:00"
@@ -127,6 +130,17 @@ def test_the_timeline_ends_with_the_first_step_and_says_each_thing_once() -> Non
         {"event": "worker_exited", "at": 13.0},
     ]
     assert timeline(events, 10.0) == "death seen 0.05, connecting done 0.80, first step 2.00"
+
+
+def test_nothing_of_a_run_outlives_it_and_a_run_that_ends_is_not_measured(tmp_path: Path) -> None:
+    """Also what has left the launcher's session and whose parent has ended."""
+    stray = "import subprocess as s; s.Popen(['sleep', '600'], start_new_session=True)"
+    launcher = Launcher("any", version=str, commands=lambda job: [Command([sys.executable, "-c", stray])])
+    with Run(launcher, Job(tmp_path / "job", num_steps=1)) as run:
+        with pytest.raises(NotMeasuredError, match=r"ended with \[0\] before step 1"):
+            run.until_step(1, timeout_s=20)
+        assert not run.is_over()
+    assert run.is_over()
 
 
 def test_every_case_is_shown_and_is_a_job_that_ftlaunch_takes(tmp_path: Path) -> None:
