@@ -189,6 +189,7 @@ def _crash_loop(run: Run) -> Figures:
 def _signal_rank(run: Run, number: signal.Signals) -> float:
     """Sent when the fault's step has ended; the time of it."""
     run.until_step(FAULT_STEP)
+    run.until(lambda: FAULT_RANK in run.rank_pids(), f"rank {FAULT_RANK} is there", 10)
     pid = run.rank_pids()[FAULT_RANK]
     at = time.time()
     os.kill(pid, number)
@@ -245,6 +246,10 @@ def _nodes(case: Case) -> Iterator[TestCluster | None]:
         yield None
         return
     from tests.cluster.cluster import TestCluster
+    from tests.cluster.node import ClusterError
 
-    with TestCluster(case.job.num_nodes, ssh=False) as cluster:
-        yield cluster
+    try:
+        with TestCluster(case.job.num_nodes, ssh=False) as cluster:
+            yield cluster
+    except ClusterError as error:
+        raise NotMeasuredError(f"the nodes failed: {error}") from error

@@ -102,11 +102,17 @@ def _version_in(name: str, package: str) -> Callable[[], str]:
 
 
 def _ftlaunch_version() -> str:
+    """With the commit, where there is one, and whether the code differs from it."""
     from launcher import __version__
 
-    revision = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    told = subprocess.run(revision, check=False, capture_output=True, text=True)
-    return f"{__version__} ({told.stdout.strip()})" if told.returncode == 0 else __version__
+    revision = _git("rev-parse", "--short=10", "HEAD")
+    changed = ", changed" if _git("status", "--porcelain", "--", "launcher", "scripts") else ""
+    return f"{__version__} ({revision}{changed})" if revision else __version__
+
+
+def _git(*arguments: str) -> str:
+    told = subprocess.run(["git", "-C", str(ROOT), *arguments], check=False, capture_output=True, text=True)
+    return told.stdout.strip()
 
 
 def _ftlaunch(job: Job) -> list[Command]:
