@@ -44,10 +44,12 @@ format: $(VENV)/.test  ## put every file into the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.test  ## the figures that documents quote
+bench: $(VENV)/.test  ## the figures that documents quote; against other launchers, which takes an hour (root: nodes)
+	scripts/install-test-tools.sh
 	$(BIN)/python scripts/bench_help.py
 	$(BIN)/python scripts/bench_seek.py
 	$(BIN)/python scripts/bench_diagnose.py
+	$(BIN)/python -m scripts.bench_peers
 
 image-check:  ## build images/Dockerfile with buildah and try it (root; apt: buildah debootstrap uidmap)
 	images/check.sh
@@ -58,7 +60,7 @@ wheel: $(VENV)/.test  ## build the distribution into dist/
 all: lint type test  ## everything CI does
 
 clean:  ## remove what the verbs have made
-	rm -rf $(VENV) dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .bench dist runs .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }

