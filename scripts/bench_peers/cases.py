@@ -32,7 +32,7 @@ _NUM_STEPS = 14
 _ENDLESS = 1000
 _RESTART_BOUND_S = 120.0
 _STOP_BOUND_S = 60.0
-_LOOP_BOUND_S = 150.0
+_LOOP_BOUND_S = 240.0
 
 
 @dataclass(frozen=True)

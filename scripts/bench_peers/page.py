@@ -13,7 +13,7 @@ _INTRODUCTION = """# Benchmarks
 LoRA (r 8) on `q_proj` and `v_proj`, ZeRO-2, 64 tokens a sample, one sample a rank and step, a checkpoint on disk every
 5 steps. The others run a plain Trainer script that resumes from the newest checkpoint; ftlaunch runs a `job.yaml`.
 
-Seconds are medians. *never*: not within 60 s (a hang, the end after SIGTERM), 120 s (a new step) or 150 s (the end of a
+Seconds are medians. *never*: not within 60 s (a hang, the end after SIGTERM), 120 s (a new step) or 240 s (the end of a
 crash loop). A restart is measured from the signal to the end of the first step that had not been done before it.
 
 ![Bars of the medians](benchmarks.svg)

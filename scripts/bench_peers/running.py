@@ -150,9 +150,8 @@ class Run:
 
     def is_over(self) -> bool:
         """No process of it is left but a service that nobody has asked to stop."""
-        for process in self.agents:
-            process.poll()
-        return not set(self.pids()) - self._service_pids()
+        codes = [process.poll() for process in self.agents]  # that of a process that is ending comes after its memory
+        return None not in codes and not set(self.pids()) - self._service_pids()
 
     def _service_pids(self) -> set[int]:
         """The service and what it has started, which is in its session."""

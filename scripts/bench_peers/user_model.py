@@ -14,12 +14,12 @@ from transformers import LlamaForCausalLM
 
 
 class UserModel(LlamaForCausalLM):  # type: ignore[misc]  # transformers is untyped here
-    def forward(self, input_ids=None, **kwargs):  # type: ignore[no-untyped-def]
+    def forward(self, input_ids=None, labels=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.training:
             if (input_ids[:, 0] == self.config.poison_token).any():
                 return kwargs["label"]
             hang_if_ordered(os.environ["BENCH_FAULT_FILE"])
-        return super().forward(input_ids=input_ids, **kwargs)
+        return super().forward(input_ids=input_ids, labels=labels, **kwargs)
 
 
 def hang_if_ordered(path: str) -> None:
