@@ -265,16 +265,6 @@ int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius)
     return OK;
 }
 
-int nvmlDeviceGetTotalEccErrors(Device *device, int type, int counter, unsigned long long *count)
-{
-    const char *errors = setting("FAKE_NVML_ECC", "");
-    (void)device, (void)type;
-    if (!*errors)
-        return NOT_SUPPORTED;
-    *count = counter == 0 ? strtoull(errors, NULL, 10) : 0;
-    return OK;
-}
-
 int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count)
 {
     (void)device;

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -33,6 +34,7 @@ JOB = Job(RUN_ID, IDENTITY)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test does: no descriptor and no folder stays after it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gc.collect()  # what other tests have dropped is not closed yet
     before = _descriptors()
     yield
     assert _descriptors() == before

@@ -10,6 +10,7 @@ from launcher.cluster.codec import CodecError, message_to_json
 from launcher.cluster.messages import (
     Accept,
     AcceptedBy,
+    AllStandStill,
     AskCourier,
     AskOrders,
     AskSave,
@@ -27,13 +28,16 @@ from launcher.cluster.messages import (
     Refuse,
     SaveOutcome,
     SaveState,
+    Standstill,
     WrittenFile,
 )
 from launcher.cluster.model import Accepted, Generation, Identity, Node
+from launcher.progress_record import Phase, Place, RankProgress
 from launcher.transport.body import MAX_PARTS, decode, encode, join
 from launcher.transport.seal import Seal
 
 A, B = Node("n0", "10.0.0.1:29430", 2, "aa"), Node("n1", "10.0.0.2:29430", 2, "bb")
+STILL = RankProgress(1, "n1", Phase.TRAINING, Place.INSIDE, 8, 1, 0, 412, "all_reduce", 7, 3.5, "S", 0.5, 0.6)
 PAIR = Generation(3, (A, B), 1, 20001, "start")
 MESSAGES: list[Message] = [
     Join(A, 3, 4, True, False, Identity("sha", {"torch": "2.13"}, {"precision": "bf16"})),
@@ -57,6 +61,8 @@ MESSAGES: list[Message] = [
     PartSaved(B, 3, 3, 12, (WrittenFile("global_step12/a.pt", 17, "ab" * 16), WrittenFile("latest", 13, "cd" * 16))),
     PartSaved(B, 3, 3, 12, (), "no space left"),
     SaveOutcome(A, 3, 3, 12, ""),
+    Standstill(B, 3, 4, (STILL,)),
+    AllStandStill(A, 3, 4, (STILL,)),
 ]
 
 
