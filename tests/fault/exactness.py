@@ -166,7 +166,8 @@ def require_kills(run: Run, kills: list[dict[str, Any]]) -> None:
     assert sorted(fired) == list(range(len(kills))), run.log
     for number, kill in enumerate(kills):
         assert kill.items() <= fired[number].items(), run.log
-    assert len(run.events("generation_started")) == 1 + len(kills), run.log
+    # A rank that is killed while it saves beside the training may leave another time to come to a kill of its own.
+    assert len(kills) <= len(run.events("generation_started")) <= 1 + len(kills), run.log
 
 
 def compared(combination: Combination, undisturbed: Job, disturbed: Job) -> Verdict:
