@@ -41,7 +41,7 @@ from launcher.host.local_folder import SCRATCH_VARIABLE, Scratch
 from launcher.host.storage import StorageKind, why_locks_stay_here
 from launcher.plan.environment import base_environ
 from launcher.plan.spec import Drill, RankSpec
-from launcher.preflight.finding import Severity, count_by_severity, worst
+from launcher.preflight.finding import Severity, count_by_severity
 from launcher.preflight.table import render_table
 from launcher.process import become_subreaper
 
@@ -159,15 +159,23 @@ def _run_held(
     return RunResult(exit_code, summary)
 
 
+_OF_THE_INPUT = ("data.", "model.")  # ids of checks
+
+
 def _preflight(prepared: Prepared, events: EventLog, console: Console, environ: Mapping[str, str]) -> None:
     findings = prepared.findings
     serious = [finding for finding in findings if finding.severity is not Severity.OK]
-    if worst(findings) is Severity.ERROR:
+    errors = [finding for finding in serious if finding.severity is Severity.ERROR]
+    if errors:
         events.emit("preflight", findings=count_by_severity(findings), ids=[f.id for f in serious])
+        # Another node would meet a wrong input again.
+        input_only = all(finding.id.startswith(_OF_THE_INPUT) for finding in errors)
+        refused = UserError if input_only else PreflightRefused
+        what = "the job's input" if input_only else "this node"
         events.emit(
-            "run_ended", exit_code=int(ExitCode.REFUSED), reason="preflight refused this node", steps=0, goodput=0.0
+            "run_ended", exit_code=int(refused.exit_code), reason=f"preflight refused {what}", steps=0, goodput=0.0
         )
-        raise PreflightRefused("preflight refuses this node; nothing was started\n" + render_table(serious, environ))
+        raise refused(f"preflight refuses {what}; nothing was started\n" + render_table(serious, environ))
     if serious:
         console.block(render_table(serious, environ))
     events.emit("preflight", findings=count_by_severity(findings), ids=[f.id for f in serious])

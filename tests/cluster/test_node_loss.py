@@ -70,11 +70,12 @@ def test_a_rank_that_dies_stops_the_other_nodes_ranks_within_a_second(
 
 
 def test_a_fault_of_the_job_on_one_node_ends_all_nodes_at_once(two: TestCluster, tiny: Path, tmp_path: Path) -> None:
-    """Only node 1 has bad data behind the common path: nothing that another attempt would mend."""
-    with cluster_job(two, tiny, tmp_path) as job:
+    """Only node 1 has bad data behind the common path, and its preflight does not look: nothing that another attempt
+    would mend."""
+    with cluster_job(two, tiny, tmp_path, check={"skip": ["data.records"]}) as job:
         broken = tmp_path / "broken.jsonl"
         records = (tiny / "train.jsonl").read_text().splitlines()
-        records[50] = '{"messages": 1}'  # the checks before the start look at the first twenty
+        records[50] = '{"messages": 1}'
         broken.write_text("\n".join(records) + "\n")
         two.nodes[1].output(["mount", "--bind", str(broken), str(tiny / "train.jsonl")])
         agents = job.start()
