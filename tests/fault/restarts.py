@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped,unused-ignore]  # stubs are a package of their own
 
+from launcher.host.local_folder import local_folder
 from tests.fault.harness import Run
 
 ALLOWED_MIB = 8.0  # of growth, between the first measured restart and the last
@@ -52,7 +52,7 @@ def hold(run: Run) -> Held:
         zombies=len(below),
         connections=sum(len(process.net_connections(kind="inet")) for process in (agent, server)),
         shm_files=len(os.listdir("/dev/shm")),
-        temporary_files=sum(1 for _ in Path(tempfile.gettempdir()).glob("ftlaunch-*/**/*")),
+        temporary_files=sum(1 for _ in local_folder(run.job.output_dir).glob("**/*")),
     )
 
 
