@@ -26,11 +26,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.process import die_with_parent, let_trace, wait_until_adopted
+from launcher.train.late_compile import compile_when_called
 from launcher.train.template import Template
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _IMPORTED_LATE = (
     "peft.utils.transformers_weight_conversion",
     "torch.utils.serialization.config",
 )
+_OPTIMIZERS_THAT_COMPILE = ("muon", "bnb", "8bit", "4bit", "ademamix")  # parts of their names
 _STALE: dict[str, Any] = {"stale": True}  # a template's answer: the files that it has read are others by now
 
 
@@ -58,8 +60,9 @@ def main() -> int:
     server = socket.socket(fileno=int(os.environ.pop(FD_VARIABLE)))
     # The parent's terminal signals are the agent's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec_path = os.environ.pop(TEMPLATE_VARIABLE, "")
     started = time.monotonic()
-    import_stack()
+    import_stack(spec_path)
     gc.collect()
     gc.freeze()  # the collector must not touch, and so copy, the pages shared with the ranks
     facts = {
@@ -69,7 +72,6 @@ def main() -> int:
         "cuda_touched": cuda_touched(),
     }
     server.send(json.dumps(facts).encode())
-    spec_path = os.environ.pop(TEMPLATE_VARIABLE, "")
     if os.environ.pop(ONCE_VARIABLE, None):
         for packet, fds in _requests(server):
             server.send(json.dumps({"pid": os.getpid()}).encode())
@@ -125,29 +127,41 @@ def _new_template(spec_path: str, server: socket.socket, agent_pid: int) -> Temp
     return Template(Path(spec_path), server, serve)
 
 
-def import_stack() -> None:
-    """Everything a rank would import, including what Transformers loads lazily."""
-    import accelerate  # noqa: F401
-    import deepspeed  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    from transformers import (  # noqa: F401
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        Trainer,
-        TrainingArguments,
-    )
-    from transformers.models.llama import modeling_llama  # noqa: F401
+def import_stack(spec_path: str = "") -> None:
+    """Everything a rank would import, including what Transformers loads lazily.
 
-    for name in _IMPORTED_LATE:
-        with suppress(ImportError):  # another version has other modules; it imports them when it needs them
-            importlib.import_module(name)
+    `spec_path`: of the job, where it is known; what its steps compile has to be imported here, and not by each rank.
+    """
+    with nullcontext() if may_compile(spec_path) else compile_when_called():
+        import accelerate  # noqa: F401
+        import deepspeed  # noqa: F401
+        import peft  # noqa: F401
+        from transformers import (  # noqa: F401
+            AutoModelForCausalLM,
+            AutoTokenizer,
+            Trainer,
+            TrainingArguments,
+        )
+        from transformers.models.llama import modeling_llama  # noqa: F401
+
+        for name in _IMPORTED_LATE:
+            with suppress(ImportError):  # another version has other modules; it imports them when it needs them
+                importlib.import_module(name)
 
     import launcher.config.models
     import launcher.train.arguments
     import launcher.train.main
     import launcher.train.model
     import launcher.train.program  # noqa: F401
+
+
+def may_compile(spec_path: str) -> bool:
+    """Whether steps may call what DeepSpeed and bitsandbytes have compiled; True where that is not known."""
+    if not spec_path:
+        return True
+    spec = json.loads(Path(spec_path).read_text("utf-8"))
+    optimizers = json.dumps([spec["config"].get("training", {}), spec["ds_config"].get("optimizer", {})]).lower()
+    return spec["config"].get("method") == "qlora" or any(name in optimizers for name in _OPTIMIZERS_THAT_COMPILE)
 
 
 def cuda_touched() -> bool:
