@@ -32,6 +32,7 @@ from launcher.diagnose.evidence import (
     read_tail,
     with_last_words,
 )
+from launcher.diagnose.match import compile_rules
 from launcher.diagnose.node_facts import Counters, Unanswered, collect, node_evidence, take_counters
 from launcher.diagnose.verdict import Verdict, diagnose
 from launcher.errors import ExitCode
@@ -87,6 +88,7 @@ class IncidentRecorder:
 
     def attempt_begins(self, generation: int) -> None:
         self._before = take_counters()
+        compile_rules()  # while the fork server imports: between a death and the decision it would be felt
 
     def ranks_failed(
         self,

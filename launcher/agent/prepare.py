@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.agent.completion import finished_already
@@ -81,7 +82,7 @@ def prepare(
     job: LoadedJob | None = None,
     checks: bool = True,
 ) -> Prepared:
-    """`job`: loaded already. `checks`: False finds nothing, and does not look at data and model.
+    """`job`: loaded already. `checks`: False finds nothing, and does not look at data and model (`judge` does).
 
     Raises UserError (exit code 2) for what the user can mend, PreflightRefused (3) for what this node cannot do."""
     refuse_nesting(environ)
@@ -102,13 +103,17 @@ def prepare(
         earlier.identity if earlier else {},
         earlier.batch_of_run if earlier else None,
     )
-    # A head that is no node is not judged itself: it trains nothing.
-    findings: tuple[Finding, ...] = ()
-    inputs = None
-    if checks:
-        inputs = None if plan.is_head_only else preflight_inputs(job, facts, plan, environ)
-        findings = _hosts_of_a_head(plan) if inputs is None else run_checks(inputs)
-    return Prepared(job, facts, plan, findings, tuple(overrides), inputs)
+    prepared = Prepared(job, facts, plan, (), tuple(overrides))
+    return judge(prepared, environ) if checks else prepared
+
+
+def judge(prepared: Prepared, environ: Mapping[str, str]) -> Prepared:
+    """With the findings of all checks."""
+    plan = prepared.plan
+    if plan.is_head_only:  # it trains nothing, so it is not judged itself
+        return replace(prepared, findings=_hosts_of_a_head(plan))
+    inputs = preflight_inputs(prepared.job, prepared.facts, plan, environ)
+    return replace(prepared, findings=run_checks(inputs), inputs=inputs)
 
 
 def newest_manifest(output_dir: Path) -> Manifest | None:
@@ -147,10 +152,11 @@ def _hosts_of_a_head(plan: LaunchPlan) -> tuple[Finding, ...]:
 
 
 def own_agent_here(output_dir: Path) -> str:
-    """`n1, pid 7` where an agent of the run in this folder is alive on this machine, else ""."""
+    """`n1, pid 7` where another agent of the run in this folder is alive on this machine, else ""."""
     epoch = epoch_of(output_dir, {})
     agents = [] if epoch is None else agents_of(output_dir, epoch, "")
-    return next((f"{agent.node}, pid {agent.pid}" for agent in agents if lives_here(agent.holder)), "")
+    others = (agent for agent in agents if agent.pid != os.getpid() and lives_here(agent.holder))
+    return next((f"{agent.node}, pid {agent.pid}" for agent in others), "")
 
 
 def preflight_inputs(job: LoadedJob, facts: HostFacts, plan: LaunchPlan, environ: Mapping[str, str]) -> PreflightInputs:

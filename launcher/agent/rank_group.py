@@ -52,11 +52,13 @@ class RankGroup:
         *,
         fork: bool,
         template: Path | None = None,
+        server: ForkServer | None = None,
         spared: Callable[[], list[int]] = list,
         tell_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`template`: a spec, whose inputs are prepared for all ranks. `spared`: processes of this start that are not
-        the group's to end, with what they have started. `tell_phase` hears what the first rank waits for."""
+        """`template`: a spec, whose inputs are prepared for all ranks. `server`: the fork server that imports
+        already. `spared`: processes of this start that are not the group's to end, with what they have started.
+        `tell_phase` hears what the first rank waits for."""
         self.processes: list[RankProcess] = []
         self._loop = loop
         self._console = console
@@ -69,11 +71,11 @@ class RankGroup:
         self._tell_phase = tell_phase
         # An entrypoint script may have started processes before it became this one (`tensorboard & exec ftlaunch ...`).
         # They and theirs keep the sessions they have now; everything of ours gets a session of its own.
-        self._foreign_pids = descendants(os.getpid())
+        self._foreign_pids = descendants(os.getpid(), without=[server.pid] if server else [])
         self._foreign_sessions = sessions_of([os.getpid(), *self._foreign_pids])
         self._warden = Warden(token)
         # One that forks every rank; or, where forking is not possible, one for each rank that is still to be started.
-        self._servers: list[ForkServer] = [self._new_server()]
+        self._servers: list[ForkServer] = [server or self._new_server()]
         self._dropped: list[ForkServer] = []  # killed, but perhaps not dead yet
         self._forking = False  # a rank may be there whose pid is not known yet
         self._server_started_at = time.monotonic()

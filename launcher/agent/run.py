@@ -16,19 +16,21 @@ from launcher.agent.cluster_folder import ClusterFolder
 from launcher.agent.completion import finished_already
 from launcher.agent.console import Console
 from launcher.agent.crew import Alone, Crew, Seat
+from launcher.agent.early_imports import EarlyImports, imports_begun
 from launcher.agent.events import EventLog, lines_at
 from launcher.agent.incident import IncidentRecorder
 from launcher.agent.join import join_cluster
 from launcher.agent.ledger import Progress, samples_path
 from launcher.agent.object_lock import ObjectRunLock
 from launcher.agent.past import Past, read_past
-from launcher.agent.prepare import Prepared, prepare
+from launcher.agent.prepare import Prepared, judge, prepare
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import newest_step
 from launcher.agent.run_lock import RunLock
+from launcher.agent.run_settings import RunSettings
 from launcher.agent.sample_hunt import SampleHunt
 from launcher.agent.summary import RunSummary, render_summary, summarise
-from launcher.agent.supervisor import RunSettings, Supervisor
+from launcher.agent.supervisor import Supervisor
 from launcher.agent.work_folder import WorkFolder
 from launcher.config.load import LoadedJob
 from launcher.config.models import JobConfig
@@ -66,7 +68,7 @@ def run_job(
     """
     with StopSignals() as signals, closing(Console()) as console:
         become_subreaper()
-        prepared = prepare(config, overrides, environ, write=True, job=job)
+        prepared = prepare(config, overrides, environ, write=True, job=job, checks=False)
         stop_exit_code = ExitCode(prepared.job.config.spot.exit_code)
         try:
             fan_out = plan_fan_out(prepared.job, prepared.plan.place, environ)
@@ -130,20 +132,22 @@ def _run_held(
             "choose another output_dir."
         )
         return RunResult(ExitCode.FINISHED)
-    _preflight(prepared, events, console, environ)
-    if head is not None:
-        head.start()
-    write_launch_files(prepared, environ)
-    console.say(
-        f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, "
-        f"ZeRO-{plan.zero_stage.value}, {config.method}; output in {output_dir}"
-    )
-    for note in plan.notes:
-        console.say(f"note: {note}")
     run_id = past.run_id or (folder.folder_id if folder is not None else secrets.token_hex(8))
     run = _Run(prepared, past, run_id, events, console, environ, signals, head)
-    supervisor = run.supervisor(folder)
-    exit_code = supervisor.run()
+    settings = run.settings(folder)
+    with imports_begun(settings) as imports:
+        _preflight(judge(prepared, environ), events, console, environ)
+        if head is not None:
+            head.start()
+        write_launch_files(prepared, environ)
+        console.say(
+            f"{plan.num_ranks.value} rank(s) on {plan.device.value}, {plan.precision.value}, "
+            f"ZeRO-{plan.zero_stage.value}, {config.method}; output in {output_dir}"
+        )
+        for note in plan.notes:
+            console.say(f"note: {note}")
+        supervisor = run.supervisor(folder, settings, imports)
+        exit_code = supervisor.run()
     summary = summarise(
         output_dir,
         supervisor.progress,
@@ -216,10 +220,12 @@ class _Run:
     signals: StopSignals
     head: Head | None
 
-    def supervisor(self, folder: ClusterFolder | None) -> Supervisor:
+    def settings(self, folder: ClusterFolder | None) -> RunSettings:
         config, plan, output_dir = self.prepared.job.config, self.prepared.plan, self.prepared.output_dir
-        scratch = Scratch(output_dir, self.events.node)
-        settings = RunSettings(
+        node = self.events.node
+        template = "spec-template.json" if folder is None else f"spec-template-{node}.json"
+        scratch = Scratch(output_dir, node)
+        return RunSettings(
             output_dir=output_dir,
             work_folder=WorkFolder(output_dir, self.prepared.facts.storage_kind),
             spec=self._spec(),
@@ -232,11 +238,14 @@ class _Run:
             token=secrets.token_hex(16),
             drills=drills_of(config),
             fork=self.environ.get("FTLAUNCH_FORK_SERVER", "on") != "off",
-            template=plan.template.value != "nothing",
+            template=None if plan.template.value == "nothing" else template,
             every_steps=config.checkpoint.every_steps,
             keep=config.checkpoint.keep,
             hang_seconds=config.restart.hang_seconds,
         )
+
+    def supervisor(self, folder: ClusterFolder | None, settings: RunSettings, imports: EarlyImports) -> Supervisor:
+        config, plan, output_dir = self.prepared.job.config, self.prepared.plan, self.prepared.output_dir
         node = self.events.node
         self.events.emit(
             "run_started",
@@ -269,7 +278,7 @@ class _Run:
             seat = Seat(node, plan.network.master_addr, plan.num_ranks.value)
             first, port = self.past.last_generation + 1, config.cluster.master_port
             crew = Alone(seat, first=first, master_port=port, stop_exit_code=settings.stop_exit_code)
-            supervisor = Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
+            supervisor = Supervisor(settings, imports, recorder, incidents, self.signals, loop, crew, self.head)
             crew.start(supervisor)
             return supervisor
         try:
@@ -277,7 +286,7 @@ class _Run:
         except UserError as error:
             self.events.emit("run_ended", exit_code=int(error.exit_code), reason=str(error), steps=0, goodput=0.0)
             raise
-        supervisor = Supervisor(settings, recorder, incidents, self.signals, loop, crew, self.head)
+        supervisor = Supervisor(settings, imports, recorder, incidents, self.signals, loop, crew, self.head)
         crew.start(supervisor)
         return supervisor
 

@@ -7,15 +7,15 @@ all nodes, `diagnose/` for causes); here it is carried out and recorded.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from launcher.agent.completion import proof_of_completion
 from launcher.agent.console import Console
 from launcher.agent.crew import Crew, Orders, RunOver, Turn
+from launcher.agent.early_imports import EarlyImports
 from launcher.agent.events import EventLog
 from launcher.agent.forkserver_client import ForkServerError
 from launcher.agent.generation import RankProcess, free_port
@@ -37,20 +37,18 @@ from launcher.agent.past import read_failures, read_past
 from launcher.agent.rank_group import RankGroup
 from launcher.agent.recorder import RunRecorder
 from launcher.agent.resume import newest_step
+from launcher.agent.run_settings import RunSettings
 from launcher.agent.stacks import flight_recorder
 from launcher.agent.tiers import Tiers
-from launcher.agent.work_folder import WorkFolder
 from launcher.checkpoint.identity import FROZEN_BY_STATE
 from launcher.cluster.messages import WrittenFile
 from launcher.diagnose.evidence import name_exit
 from launcher.errors import ExitCode, UserError, may_pass, unusable_folder
 from launcher.event_loop import CalledOff, EventLoop, StopSignals
 from launcher.fanout.head import Head
-from launcher.host.local_folder import Scratch
 from launcher.link import Message
 from launcher.plan.launch_files import hostfile_text
-from launcher.plan.spec import Drill, RankSpec
-from launcher.policy.hang import HangSeconds
+from launcher.plan.spec import RankSpec
 from launcher.policy.restart import Action as PolicyAction
 from launcher.policy.restart import Decision, FailedAttempt, decide
 from launcher.progress_record import RankProgress
@@ -59,34 +57,13 @@ _TO_BE_CONTINUED = (ExitCode.STOPPED, ExitCode.STOPPED_143)
 _RESCUE_S = 10.0  # for a state that is in memory only; after an agreed save there is none
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """Everything that stays the same over the generations of this start."""
-
-    output_dir: Path
-    work_folder: WorkFolder
-    spec: RankSpec
-    environ: Mapping[str, str]
-    max_without_progress: int
-    backoff_s: float
-    grace_s: float
-    stop_exit_code: ExitCode
-    token: str
-    scratch: Scratch
-    drills: tuple[Drill, ...] = ()
-    fork: bool = True
-    template: bool = True
-    every_steps: int = 500
-    keep: int = 3
-    hang_seconds: HangSeconds = "auto"
-
-
 class Supervisor:
     """One start of the run on this node. The crew's `Ranks`."""
 
     def __init__(
         self,
         settings: RunSettings,
+        imports: EarlyImports,
         recorder: RunRecorder,
         incidents: IncidentRecorder,
         signals: StopSignals,
@@ -96,6 +73,7 @@ class Supervisor:
     ) -> None:
         """`head`: what has started the other nodes' agents, where this node has."""
         self.settings = settings
+        self._imports = imports
         self.recorder = recorder
         self.progress = recorder.progress
         self.started_at_step = 0
@@ -158,7 +136,8 @@ class Supervisor:
             settings.token,
             settings.work_folder.logs,
             fork=settings.fork,
-            template=self._template_spec(),
+            template=self._imports.template,
+            server=self._imports.server,
             spared=self._own_pids,
             tell_phase=self.recorder.phase,
         )
@@ -198,14 +177,6 @@ class Supervisor:
         )
         self._console.say(f"{over.reason} (exit code {int(over.exit_code)})")
         return over.exit_code
-
-    def _template_spec(self) -> Path | None:
-        """Where the fork server reads what the ranks' inputs are to be; None where they are not to be prepared."""
-        settings = self.settings
-        if not settings.fork or not settings.template:
-            return None
-        name = "spec-template.json" if self._crew.alone else f"spec-template-{self._events.node}.json"
-        return settings.work_folder.write_spec(name, settings.spec.to_json())
 
     def _own_pids(self) -> list[int]:
         """Processes that are not the ranks' or the fork server's."""

@@ -30,6 +30,7 @@ class WorkFolder:
     def write_spec(self, name: str, text: str) -> Path:
         """`ftlaunch/launch/<name>` for people; returns what the ranks read. Raises OSError."""
         shown = self._shown / "launch" / name
+        shown.parent.mkdir(parents=True, exist_ok=True)
         shown.write_text(text, "utf-8")
         if not self._is_local:
             return shown

@@ -94,6 +94,11 @@ def _compiled() -> tuple[_Compiled, ...]:
     )
 
 
+def compile_rules() -> None:
+    """Once in a process, and a tenth of a second: to be done while there is time."""
+    _compiled()
+
+
 def all_literals() -> frozenset[str]:
     """Plain texts one of which is in every line, wrapped or not, that an entry of the catalogue may know."""
     return frozenset().union(*(compiled.literals for compiled in _compiled()))
