@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,11 +37,29 @@ class EncodedDataset:
     def digest(self, packing: Packing | None = None) -> str:
         """XXH3-128 (hex) of all token ids, labels and boundaries, and of the rows where samples are packed: the same
         data, template, tokenizer and packing give the same."""
-        hasher = xxhash.xxh3_128()
-        rows = () if packing is None else (packing.samples, packing.offsets)
-        for array in (self.input_ids, self.labels, self.offsets, *rows):
+        hasher = self._hasher.copy()
+        for array in () if packing is None else (packing.samples, packing.offsets):
             hasher.update(np.ascontiguousarray(array).view(np.uint8).data)
         return str(hasher.hexdigest())
+
+    @cached_property
+    def _hasher(self) -> xxhash.xxh3_128:
+        hasher = xxhash.xxh3_128()
+        for array in (self.input_ids, self.labels, self.offsets):
+            hasher.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return hasher
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For DataLoader workers that are not forked: a hasher cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hasher"}
+
+    @cached_property
+    def largest_token_id(self) -> int:
+        return int(self.input_ids.max())
+
+    def look_through(self) -> None:
+        """Once, so that what is asked of all tokens is known to every process that is forked from this one."""
+        _ = self._hasher, self.largest_token_id
 
     def sample(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         start, end = self.offsets[index], self.offsets[index + 1]

@@ -66,6 +66,7 @@ def make_inputs(
     enter("encoding data")
     tokenizer = load_tokenizer(config)
     train, evaluation = encode_all(spec, config, tokenizer, tell_records)
+    train.look_through()
     model, digest = None, ""
     if can_be_shared(spec, config):
         enter("loading model")

@@ -141,8 +141,7 @@ class FineTuning:
             if self.spec.zero_stage != 3
             else self.model.config.vocab_size
         )
-        largest = int(encoded.input_ids.max())
-        if largest >= vocabulary:
+        if encoded.largest_token_id >= vocabulary:
             what, remedy = describe(self._first_beyond(encoded, vocabulary))
             raise UserError(f"data: {what.pick()}. {remedy.pick()}")
 

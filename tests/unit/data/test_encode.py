@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from launcher.data.encode import EncodedDataset, encode_dataset, encode_record  # noqa: E402
+from launcher.data.packing import pack  # noqa: E402
 from launcher.data.records import IGNORED_LABEL, DataError, Record, Turn  # noqa: E402
 
 WORDS = ["<unk>", "<end>", "<user>", "<assistant>", "<system>", "why", "because", "be", "brief", "one", "two", "three"]
@@ -128,3 +131,15 @@ def test_nothing_to_learn_is_an_error_with_the_remedy() -> None:
         dataset(QUESTION, max_length=4)
     with pytest.raises(DataError, match="no records"):
         dataset()
+
+
+def test_what_was_looked_through_can_be_sent_to_another_process_and_stays_the_same_data():
+    ids = np.array([3, 1, 2, 7], dtype=np.int32)
+    dataset = EncodedDataset(ids, ids.copy(), np.array([0, 3, 4]), 0)
+    packing = pack([3, 1], 8)
+    fresh = dataset.digest(), dataset.digest(packing)
+    dataset.look_through()
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert dataset.largest_token_id == sent.largest_token_id == 7
+    assert (dataset.digest(), dataset.digest(packing)) == (sent.digest(), sent.digest(packing)) == fresh
+    assert fresh[0] != fresh[1]
